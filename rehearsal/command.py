@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.description import describe
-from contract.errors import EXIT_STOPPED
+from contract.errors import Exit
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
 from embedded_aws import EmbeddedAws, PortInUse
@@ -100,7 +100,7 @@ def main() -> int:
             return commands[arguments.command](arguments, say)
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
-            return EXIT_STOPPED
+            return Exit.STOPPED
         except (
             RehearsalFailed,
             ChildFailed,

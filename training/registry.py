@@ -11,8 +11,9 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from contract.errors import UserError
 from contract.program import WORKLOAD as PROGRAM
-from training.durable.errors import UserError, name_known
+from training.durable.errors import name_known
 from training.settings import Settings, changed, field_places
 
 if TYPE_CHECKING:

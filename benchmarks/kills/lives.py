@@ -19,7 +19,7 @@ from typing import Literal, TextIO, TypeAlias, get_args
 from benchmarks import REPOSITORY
 from benchmarks.kills.judge import Account, Said, said_in
 from benchmarks.kills.s3_server import BUCKET, open_server
-from training.durable.errors import EXIT_FAILED, EXIT_USER
+from contract.errors import Exit as ExitCode
 from training.proof.injector import StatusFile
 from training.proof.machine import live, run_command
 
@@ -100,7 +100,7 @@ class Series:
             is_trained = any("step" in one for one in said)
             killed.kills += is_hit and is_trained and account.final is None
             # After anything else, such as an unreadable store, another machine continues.
-            is_failed = code in (EXIT_FAILED, EXIT_USER) or code == -signal.SIGKILL
+            is_failed = code in (ExitCode.FAILED, ExitCode.USER) or code == -signal.SIGKILL
             if is_failed and not is_trained and not any("torn" in one for one in said):
                 account.torn.append(f"{name}: exit code {code}")
             failed_starts = 0 if is_trained else failed_starts + is_failed

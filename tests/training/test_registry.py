@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.tiny import TINY
-from training.durable.errors import UserError
 from training.durable.record.run import (
     RunConfig,
     ensure_run_config,

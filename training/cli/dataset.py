@@ -9,13 +9,13 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
+from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from contract.progress import progress_record
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
-from training.durable.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.durable.record.metrics import Events
 from training.durable.report.progress import FileProgressBar, ProgressBar, table
 from training.durable.sources import UNFINISHED
@@ -76,7 +76,7 @@ def _check(options: argparse.Namespace) -> int:
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
     print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _upload(options: argparse.Namespace) -> int:
@@ -107,7 +107,7 @@ def _sync(options: argparse.Namespace) -> int:
 
     if not wait_for_manifest(store, options.wait_seconds, missing):
         print(f"[failed] no manifest.json appeared within {options.wait_seconds:g} s", flush=True)
-        return EXIT_NO_MANIFEST
+        return Exit.NO_MANIFEST
     checked_folder(options.out)
     with FileProgressBar("syncing") as show:
 
@@ -133,7 +133,7 @@ def _sync(options: argparse.Namespace) -> int:
             fetched_bytes=done.fetched_bytes,
             seconds=round(done.seconds, 4),
         )
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
@@ -173,4 +173,4 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
         show_next(name, workload, dataset.manifest, str(folder), None)
     elif not as_json:
         print(f"next:\n    python -m training data import {folder} --workload {name} --out data")
-    return EXIT_FINISHED
+    return Exit.FINISHED

@@ -16,12 +16,13 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place
 from contract.keys import MANIFEST
 from training.cli.next_commands import show_next
 from training.cli.run import add_override, checked_folder, positive_int
 from training.durable.dataset_output import FolderOutput, Output, clean_up
-from training.durable.errors import EXIT_FINISHED, MachineError, UserError
+from training.durable.errors import MachineError
 from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.durable.sources import UNFINISHED, Brought, open_folder, open_source
 from training.durable.store.dataset import StoreOutput, stored_source, upload_dataset
@@ -97,7 +98,7 @@ def _make(options: argparse.Namespace) -> int:
             )
         _finish_making(options.out, workload.name, meta, began)
     print(f"[data] {facts_of(meta)}")
-    return EXIT_FINISHED if store is None else send(options.out, store)
+    return Exit.FINISHED if store is None else send(options.out, store)
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -109,7 +110,7 @@ def _import(options: argparse.Namespace) -> int:
         follows = show_next(options.workload, workload, manifest, where, options.dataset_uri)
     if options.json:
         print(json.dumps(follows, indent=1))
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping[str, Any]:
@@ -251,7 +252,7 @@ def send(folder: Path, store: Store, manifest: bytes | None = None) -> int:
         f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
         f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
     )
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from contract.errors import Exit, UserError
 from contract.keys import ADAPTATION, CONFIG, HEAD, RECEIPT
 from training.cli.run import RUN_URI, add_override, add_writer, count, positive
-from training.durable.errors import EXIT_FINISHED, UserError
 from training.durable.record.head import (
     CheckpointEntry,
     Head,
@@ -187,7 +187,7 @@ def _reopen(options: argparse.Namespace) -> int:
         print(_sentence(store.uri, done))
         if overrides:
             print(f"its overrides are now: {overrides}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _change_config(store: Store, pairs: Sequence[str]) -> str:

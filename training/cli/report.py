@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+from contract.errors import Exit
 from contract.keys import REPORT
 from training.cli.run import RUN_URI, checked_file, positive
-from training.durable.errors import EXIT_FINISHED
 from training.durable.record.run import open_run
 from training.durable.report.page import summary, write_report
 from training.durable.report.sweep import find_sweep
@@ -35,7 +35,7 @@ def _report(options: argparse.Namespace) -> int:
             sweep.store.get_file(REPORT, checked_file(options.out))
         rows = [each.row() for each in sweep.runs]
         print(json.dumps(rows, indent=1) if options.json else verdict)
-        return EXIT_FINISHED
+        return Exit.FINISHED
     run = open_run(options.run_uri)
     store, head = run.store, run.head
     if options.out is not None:
@@ -58,4 +58,4 @@ def _report(options: argparse.Namespace) -> int:
     else:
         print(summary(history, run.record, head, options.usd_per_hour))
         print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
-    return EXIT_FINISHED
+    return Exit.FINISHED

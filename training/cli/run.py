@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import (
     argument_type,
     parse_count,
@@ -29,7 +30,7 @@ from contract.trainer_options import OPTIONS
 from training.cli import run_program
 from training.durable.attempt.ranks import PORT, end_with_rank_0, parse_hosts
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import EXIT_FINISHED, MachineError, UserError
+from training.durable.errors import MachineError
 from training.durable.record.head import Retention, mark_failed, read_head, with_way_back
 from training.durable.record.run import parse_prediction, planned_price, read_run_config
 from training.durable.report.receipt import conclude
@@ -340,7 +341,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     import_from(arguments.source)
     if _is_same_finished_run(arguments, store):
         print(f"[ok] {store.uri} is finished already", flush=True)
-        return EXIT_FINISHED
+        return Exit.FINISHED
     # Here, because they import torch: seconds that the lines above do not need.
     from training.engine.attempt import run_workload
     from training.preflight.preflight import gpu_mib, preflight
@@ -384,4 +385,4 @@ def _fail(arguments: argparse.Namespace) -> int:
         conclude(store, record, head)
     text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
     print(text + ("" if head.generation else " (no attempt had started)"))
-    return EXIT_FINISHED
+    return Exit.FINISHED

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contract.errors import Exit, UserError
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import EXIT_FINISHED, UserError
 from training.durable.record.head import read_head
 from training.durable.record.run import read_run_config
 from training.durable.store.protocol import Store
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
         mine, theirs = identity(options, source_sha256(source)), dict(record.config)
         if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
             print(f"[ok] {store.uri} is finished already", flush=True)
-            return EXIT_FINISHED
+            return Exit.FINISHED
     print(f"[program] {program.command}: below {options.root}, from {source}", flush=True)
     return run_program(options, supervisor)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 
 from contract.cleared_folder import cleared_folder
+from contract.errors import Exit, UserError
 from contract.lineage import Line
 from training.cli.run import RUN_URI, checked_folder, positive
-from training.durable.errors import EXIT_FINISHED, UserError
 from training.durable.record.head import read_head
 from training.durable.record.history import metrics_reader
 from training.durable.record.run import open_run
@@ -60,7 +60,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
     else:
         num = _write_event_files(store, options.out)
     print(f"[ok] {options.out}: {num} values; view with: tensorboard --logdir {options.out}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 class _EventFiles:

@@ -10,8 +10,9 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from contract.errors import Exit, UserError
 from training.cli.run import RUN_URI, checked_file, checked_folder
-from training.durable.errors import EXIT_FINISHED, UserError, name_known
+from training.durable.errors import name_known
 from training.durable.record.run import OpenRun, find_checkpoint, open_run
 from training.durable.report.progress import FileProgressBar
 from training.durable.save.restore import export_snapshot
@@ -110,7 +111,7 @@ def _export(options: argparse.Namespace) -> int:
         size = options.out.stat().st_size / 1e6
         print(f"[ok] {options.out}: {len(weights.tensors)} tensors, {size:.1f} MB")
         print(f"weights {weights.sha256}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _export_to(options: argparse.Namespace) -> int:
@@ -127,7 +128,7 @@ def _export_to(options: argparse.Namespace) -> int:
         )
     formats[options.format](model, options.out)
     print(f"[ok] {options.out}: {options.format}, {len(model.state_dict())} tensors")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
@@ -166,7 +167,7 @@ def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:
     else:
         size = snapshot.num_bytes / 1e6
         print(f"[ok] {options.out}: {len(snapshot.files)} files, {size:.1f} MB of {entry.name}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -178,13 +179,13 @@ def _evaluate(options: argparse.Namespace) -> int:
         stage = trained.stage.name
     if options.json:
         print(json.dumps({"stage": stage, "split": options.split, "metrics": metrics}, indent=1))
-        return EXIT_FINISHED
+        return Exit.FINISHED
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"{name:{width}} {value:.6g}")
     files = f", files in {options.out}" if options.out else ""
     print(f"[ok] stage {stage}, split {options.split}{files}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -196,13 +197,13 @@ def _predict(options: argparse.Namespace) -> int:
     with _trained(options) as trained, redirect_stdout(sys.stderr):
         if options.out is None:
             _write_predictions(trained, options.split, stdout)
-            return EXIT_FINISHED
+            return Exit.FINISHED
         with UnfinishedFile(options.out) as unfinished:
             with unfinished.path.open("w") as stream:
                 num = _write_predictions(trained, options.split, stream)
             unfinished.place()
     print(f"[ok] {options.out}: {num} predictions")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _draw(options: argparse.Namespace) -> int:
@@ -226,7 +227,7 @@ def _draw(options: argparse.Namespace) -> int:
             )
         trained.stage.draw(trained.model, trained.inputs, images, options.out)
     print(f"[ok] {options.out}: {len(images)} pictures")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:

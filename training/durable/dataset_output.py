@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.sources import UNFINISHED
 
 # The prefix of an unfinished dataset's records about its finished files.

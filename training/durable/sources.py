@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.source_layout import SPLITS, places_of, splits_of
 
 # A workload that can resume an interrupted import keeps its position in this file of the new

@@ -16,19 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from contract.errors import Exit, UserError
 from contract.source import source_sha256
 from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.durable.attempt.context import AttemptContext, RankEnvironment, World
 from training.durable.attempt.ranks import OtherRanks, interpreters, meet
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.errors import (
-    EXIT_FINISHED,
     AttemptEndedError,
     Divergence,
     GoBackError,
     InterruptedRunError,
     RunFailedError,
-    UserError,
 )
 from training.durable.record.lease import LeaseLostError
 from training.durable.record.metrics import SilentEvents, SilentMetrics
@@ -167,7 +166,7 @@ class _WorkloadJob:
             return code
         assert record is not None
         self._train(self._context(supervisor, None), record, None)
-        return EXIT_FINISHED
+        return Exit.FINISHED
 
     def close(self) -> None:
         """Store the trace of the steps, if one was asked for."""

@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from contract.errors import UserError
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, make_shard, open_artifact
 from training.durable.attempt.context import AttemptContext
-from training.durable.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError
 from training.durable.record.run import OpenRun
 from training.durable.report.page import EVALUATION
 from training.durable.report.progress import ProgressBar

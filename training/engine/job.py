@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from contract.errors import UserError
 from contract.grammar import Interval
 from contract.trainer_options import RANKS
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.context import RankEnvironment
 from training.durable.attempt.ranks import StartRank
-from training.durable.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError
 from training.durable.save.weights import load_weights, read_weights
 from training.durable.store.protocol import Store
 from training.registry import resolve_config

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contract.errors import UserError
 from training.durable.attempt.context import SHARES, World
-from training.durable.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError
 from training.durable.save.layout import is_sharded as has_shards
 from training.durable.save.resume import CheckpointContent, ShardedContent, misfit
 from training.durable.save.state import LiveState

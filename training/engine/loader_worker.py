@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.save.memory import page_lock
 from training.durable.tally import Tally, taken, timed
 from training.engine.batches import Maker

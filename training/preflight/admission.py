@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-from training.durable.errors import MachineError, UserError
+from contract.errors import UserError
+from training.durable.errors import MachineError
 from training.durable.save.memory import data_bytes, free_bytes
 from training.durable.save.process_tree import living_below
 

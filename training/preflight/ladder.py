@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
+from contract.errors import UserError
 from contract.keys import ADAPTATION
-from training.durable.errors import AttemptEndedError, RunFailedError, UserError
+from training.durable.errors import AttemptEndedError, RunFailedError
 from training.durable.record.head import read_head, read_json_record
 from training.durable.store.protocol import Store, Stored, put_unless_changed
 from training.engine.job import Restaged

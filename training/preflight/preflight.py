@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from contract.errors import UserError
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
-from training.durable.errors import UserError
 from training.durable.record.head import CheckpointEntry, Head, read_head, write_head
 from training.durable.record.run import OpenRun, RunConfig, read_run_config
 from training.durable.save.state import STATE

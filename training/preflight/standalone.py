@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from training.durable.errors import UserError, name_known
+from contract.errors import UserError
+from training.durable.errors import name_known
 from training.preflight.borrowed import AdamW8bit
 from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
 

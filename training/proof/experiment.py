@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.local_dataset import open_dataset, write_manifest
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.injector import Kill, send, send_signal

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from contract.errors import UserError
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.save.weights import read_weights, weights_sha256
 
 

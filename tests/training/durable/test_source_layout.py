@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.source_layout import places_of, splits_of
 from training.durable.sources import SourceFile, class_names
 

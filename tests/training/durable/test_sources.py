@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.sources import SourceFile, class_names, copy_in_splits, open_source
 
 FILES = ("cats/1.npy", "cats/2.npy", "dogs/häßlich 1.npy", "dogs/.DS_Store", ".git/x")

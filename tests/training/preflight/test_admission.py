@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from contract.errors import UserError
 from contract.keys import MANIFEST
 from contract.sweep import Sweep
 from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run, wait_for
 from tests.training.tiny import Tiny
 from training.cli.main import main
-from training.durable.errors import MachineError, UserError
+from training.durable.errors import MachineError
 from training.engine.job import WorkloadProxy
 from training.preflight.admission import (
     MachineCapacity,

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training.big import BIG, BigConfig
 from tests.training.forked import Done, command, in_fork
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
-from training.durable.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError
 from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
 from training.durable.save.memory import data_bytes
 from training.durable.store.folder import FolderStore

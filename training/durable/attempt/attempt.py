@@ -16,16 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from contract.errors import Exit, UserError
 from training.durable.attempt.supervisor import Supervisor, Watchdog
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_MACHINE,
-    EXIT_USER,
-    MachineError,
-    RunFailedError,
-    UserError,
-)
+from training.durable.errors import MachineError, RunFailedError
 from training.durable.record.head import KEEP_NEWEST, Head, Retention, with_way_back
 from training.durable.record.lease import Lease, LeaseLostError
 from training.durable.record.metrics import Events, Metrics
@@ -175,16 +168,16 @@ def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> i
     with run.ending():
         run.begin()
         run.finish(job.train(run))
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _report_ended(uri: str, head: Head) -> int:
     """Print that a run has already ended; return the exit code."""
     if head.state == "finished":
         _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256 or "none")
-        return EXIT_FINISHED
+        return Exit.FINISHED
     _log.error("[failed] %s has failed: %s", uri, head.reason)
-    return EXIT_FAILED
+    return Exit.FAILED
 
 
 _POLL_SECONDS = 0.1
@@ -240,7 +233,7 @@ def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
             time.sleep(_POLL_SECONDS)
         if sync.returncode:
             # After anything else a restart may help.
-            kinds = {EXIT_USER: UserError, EXIT_MACHINE: MachineError}
+            kinds = {Exit.USER: UserError, Exit.MACHINE: MachineError}
             raise kinds.get(sync.returncode, StoreError)(
                 f"the dataset {uri} could not be synced; see the lines above"
             )

@@ -19,17 +19,12 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from contract.errors import UserError
 from contract.grammar import Interval
 from training.durable.attempt.notice import Notice, Saves
 from training.durable.attempt.ranks import Hosts
 from training.durable.attempt.supervisor import Supervisor, Work
-from training.durable.errors import (
-    DivergedError,
-    Divergence,
-    GoBackError,
-    InterruptedRunError,
-    UserError,
-)
+from training.durable.errors import DivergedError, Divergence, GoBackError, InterruptedRunError
 from training.durable.record.head import KEEP_NEWEST, Retention
 from training.durable.record.lease import Lease, LeaseLostError
 from training.durable.record.metrics import Events, Metrics

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
-from training.durable.errors import AttemptEndedError, UserError
+from contract.errors import UserError
+from training.durable.errors import AttemptEndedError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # How long another rank may take to notice that rank 0 has exited, before it is killed.

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
+from contract.errors import Exit
 from contract.notice import Policy
 from training.durable.attempt.notice import ExtraTime, Interruption, Notice
-from training.durable.errors import EXIT_FAILED, EXIT_INTERRUPTED, InterruptedRunError
+from training.durable.errors import InterruptedRunError
 from training.durable.record.head import Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
 from training.durable.store.protocol import Store, StoreError
@@ -235,7 +236,7 @@ class _LastResort:
             notice = self._interruption.notice
             if notice is not None:
                 self._end(notice)
-            self._release_and_exit(EXIT_FAILED)
+            self._release_and_exit(Exit.FAILED)
 
     def _watch(self, notice: Notice) -> None:
         threading.Thread(target=self._wait, args=(notice,), name="last_resort", daemon=True).start()
@@ -268,7 +269,7 @@ class _LastResort:
                 self.staged_copy.save_staged(notice)
             except RuntimeError as error:
                 print(f"[emergency] the staged copy was not saved: {error}", flush=True)
-        self._release_and_exit(EXIT_INTERRUPTED)
+        self._release_and_exit(Exit.INTERRUPTED)
 
     def _release_and_exit(self, code: int) -> NoReturn:
         if self.lease is not None:

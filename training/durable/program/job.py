@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from contract.errors import Exit, UserError
 from contract.keys import MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
@@ -22,7 +23,7 @@ from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attemp
 from training.durable.attempt.notice import Notice
 from training.durable.attempt.ranks import meet
 from training.durable.attempt.supervisor import Supervisor, Watchdog
-from training.durable.errors import EXIT_FINISHED, AttemptEndedError, InterruptedRunError, UserError
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import ContainerHost, claimed
 from training.durable.program.options import ProgramOptions, build_command
 from training.durable.program.process import ProgramProcess
@@ -113,7 +114,7 @@ class _ProgramJob:
                         raise InterruptedRunError(notice.cause)
             if process.exit_code:
                 raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
-        return EXIT_FINISHED
+        return Exit.FINISHED
 
     @contextlib.contextmanager
     def _process(self, variables: Mapping[str, str], output: int) -> Iterator[ProgramProcess]:

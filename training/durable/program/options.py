@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import training
+from contract.errors import UserError
 from contract.program import Program
 from contract.run_env import NAMES
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.ranks import Hosts
-from training.durable.errors import UserError
 from training.durable.program.container import Container, ContainerHost, command_arguments
 from training.durable.program.process import resolve_command
 

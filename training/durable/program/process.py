@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 _KEEPER = Path(__file__).parent / "keeper.py"
 _START_SECONDS = 60.0

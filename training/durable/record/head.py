@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from contract.errors import UserError
 from contract.grammar import Span
 from contract.keys import CHECKPOINT_NAME, HEAD, WAITING
-from training.durable.errors import UserError
 from training.durable.store.protocol import (
     PreconditionFailedError,
     Store,

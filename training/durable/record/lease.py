@@ -11,13 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from contract.errors import Exit, UserError
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
-from training.durable.errors import (
-    EXIT_LEASE_LOST,
-    AttemptEndedError,
-    InterruptedRunError,
-    UserError,
-)
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
@@ -48,7 +44,7 @@ _WITNESSES = 2
 class LeaseLostError(AttemptEndedError):
     """Another writer has taken over the run; nothing more may be written."""
 
-    exit_code = EXIT_LEASE_LOST
+    exit_code = Exit.LEASE_LOST
 
 
 class Lease:

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from contract.errors import UserError
 from contract.keys import EVENTS, METRICS
 from contract.metrics import MetricsObject, merge, metrics_objects, small_key
-from training.durable.errors import UserError
 from training.durable.store.protocol import Store, StoreError, get_each
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from contract.errors import UserError
 from contract.keys import CONFIG, HEAD
 from contract.program import WORKLOAD as PROGRAM
-from training.durable.errors import MachineError, UserError
+from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry, Head, read_head, read_json_record
 from training.durable.record.lease import Lease
 from training.durable.record.metrics import Events

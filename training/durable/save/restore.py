@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from contract.errors import UserError
 from contract.keys import blob_key, checkpoint_prefix, second_key
-from training.durable.errors import MachineError, UserError
+from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry
 from training.durable.record.run import DamagedCheckpointError
 from training.durable.save.listing import FileState, SnapshotError, list_folder

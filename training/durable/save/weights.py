@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from contract.errors import UserError
 from contract.keys import FINAL, FINAL_FILES, checkpoint_prefix
-from training.durable.errors import UserError
 from training.durable.record.head import CheckpointEntry
 from training.durable.record.run import (
     DamagedCheckpointError,

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from contract.errors import UserError
 from contract.keys import MANIFEST
 from training.durable.dataset_output import locked_folder
-from training.durable.errors import UserError
 from training.durable.source_layout import places_of
 from training.durable.store.fetching import fetch_missing
 from training.durable.store.folder import open_store, sweep, write_whole

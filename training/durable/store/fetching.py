@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.folder import FolderStore, UnfinishedFile
 from training.durable.store.local_dataset import FileProgress
 from training.durable.store.protocol import Store, StoreError, writing

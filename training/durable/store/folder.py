@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.protocol import (
     Patience,
     PreconditionFailedError,

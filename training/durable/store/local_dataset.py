@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from contract.errors import UserError
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from contract.source import NOT_TEXT
-from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED
 from training.durable.store.folder import write_whole
 from training.durable.store.protocol import StoreError, writing

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
-from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.durable.record.head import read_head
 from training.durable.store.folder import open_store
 from training.engine.stage_checks import describe, problems
@@ -133,7 +133,7 @@ class _Runs:
     def whole(self, name: str) -> RunOutcome:
         """Make an uninterrupted run."""
         result = self._attempt(name, ())
-        if result.code != EXIT_FINISHED:
+        if result.code != Exit.FINISHED:
             raise UserError(f"a plain run of the workload {_ended(result)}")
         return self._outcome(name)
 
@@ -143,14 +143,14 @@ class _Runs:
         A point that does not exist (a second epoch where there is one) does not hold up the rest.
         """
         left, reached = list(planned), dict[Kill, str]()
-        while (result := self._attempt(name, left)).code != EXIT_FINISHED:
+        while (result := self._attempt(name, left)).code != Exit.FINISHED:
             kill = result.kill
             if kill is None:
                 raise UserError(f"the last attempt {_ended(result)}")
             is_killed = kill.kind == "kill"
             where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
             said = f"{'killed' if is_killed else 'interrupted'} at {where}"
-            if result.code != (-signal.SIGKILL if is_killed else EXIT_INTERRUPTED):
+            if result.code != (-signal.SIGKILL if is_killed else Exit.INTERRUPTED):
                 raise UserError(f"{said}: the attempt {_ended(result)}")
             left.remove(kill)
             reached[kill] = f"{said}; {self._resumes_from(name)}" if is_killed else said
@@ -221,7 +221,7 @@ def _end(
             "seconds": round(seconds, 1),
         }
         print(json.dumps(record, indent=1))
-        return EXIT_FAILED if found else EXIT_FINISHED
+        return Exit.FAILED if found else Exit.FINISHED
     for said in reached:
         print(f"  {said}")
     for sentence in found:
@@ -231,4 +231,4 @@ def _end(
             f"[ok] {options.name} resumes exactly: {len(reached)} interruptions, each on a new "
             f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)"
         )
-    return EXIT_FAILED if found else EXIT_FINISHED
+    return Exit.FAILED if found else Exit.FINISHED

@@ -20,14 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from contract.errors import Exit, UserError
 from contract.keys import RECEIPT
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_USER,
-    UserError,
-)
 from training.durable.record.head import read_head
 from training.durable.record.history import read_history
 from training.durable.record.metrics import read_events
@@ -192,7 +186,7 @@ class _ProgramRuns:
             began=pids.append,
             poll_seconds=_NOTICE_POLL_SECONDS,
         )
-        if code == EXIT_INTERRUPTED:
+        if code == Exit.INTERRUPTED:
             attempt.look()
             what, number = "a notice inside a save", attempt.number
             self._interruptions.append(
@@ -201,7 +195,7 @@ class _ProgramRuns:
 
     def _finish(self, name: str) -> None:
         code = self._live(name, self._next(name))
-        if code != EXIT_FINISHED:
+        if code != Exit.FINISHED:
             self._fail(name, code)
 
     def _next(self, name: str) -> _Attempt:
@@ -220,7 +214,7 @@ class _ProgramRuns:
         lines = self._log(name).read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
-        if code == EXIT_USER:
+        if code == Exit.USER:
             raise UserError(said)
         when = "after an interruption" if self._interruptions else "without any interruption"
         raise UserError(f"the program failed {when} (exit code {code}): {said}")
@@ -297,7 +291,7 @@ def check_program(options: argparse.Namespace) -> int:
     else:
         _show(interrupted, own, found)
     costs_all = any(one["costs_all"] for one in late)
-    return EXIT_FINISHED if found.is_none and not costs_all else EXIT_FAILED
+    return Exit.FINISHED if found.is_none and not costs_all else Exit.FAILED
 
 
 def _refuse_untestable(whole: ProgramRun) -> None:

@@ -10,16 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from contract.errors import Exit, UserError
 from training.durable.attempt.ranks import LATE
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_LEASE_LOST,
-    EXIT_MACHINE,
-    EXIT_STORE,
-    UserError,
-)
 from training.durable.record.head import read_head
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
@@ -45,7 +37,7 @@ _HANG_SECONDS = 120.0
 _USUAL_SECONDS = 60.0
 # Short enough for a held attempt not to delay the series; long enough for a small save.
 _HELD_BUDGET_SECONDS = 0.6
-_EXPECTED_EXITS = (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST)
+_EXPECTED_EXITS = (Exit.FINISHED, Exit.INTERRUPTED, Exit.LEASE_LOST)
 
 
 @dataclass(slots=True)
@@ -149,12 +141,12 @@ class Torture:
         run = _Run(self, name, variant, _USUAL_SECONDS)
         (result,) = run.experiment(Experiment(), size)
         for again in range(2, _REFERENCE_ATTEMPTS + 1):
-            if result.code != EXIT_STORE:
+            if result.code != Exit.STORE:
                 break
             # The store failed: start another run, since one that resumes cannot be the reference.
             run = _Run(self, f"{name}-{again}", variant, _USUAL_SECONDS)
             (result,) = run.experiment(Experiment(), size)
-        if result.code != EXIT_FINISHED:
+        if result.code != Exit.FINISHED:
             last = result.log.strip().splitlines()[-1:] or ["without output"]
             raise UserError(
                 f"the workload fails even without kills (exit code {result.code}): {last[0]}"
@@ -303,11 +295,11 @@ def _unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[s
     # On a busy machine the other hosts may begin later than the first one waits for them.
     is_unlucky = is_damaging or _lost_a_rank(attempt) or LATE in attempt.log
     excused = {
-        EXIT_FAILED: is_unlucky,
+        Exit.FAILED: is_unlucky,
         # A successor has swept what a zombie was saving when it was suspended.
-        EXIT_STORE: is_unlucky or is_zombie,
+        Exit.STORE: is_unlucky or is_zombie,
         # A machine that reads nothing but damage ends; the run goes on elsewhere.
-        EXIT_MACHINE: is_damaging,
+        Exit.MACHINE: is_damaging,
     }
     is_excused = excused.get(attempt.code, False)
     if attempt.code not in _EXPECTED_EXITS and not is_excused and not _is_killed(attempt):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.source_layout import SPLITS, split_within
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout

@@ -20,8 +20,8 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
+from contract.errors import UserError
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, clean_up
-from training.durable.errors import UserError
 from training.durable.source_layout import BESIDE
 from training.durable.sources import Brought, check_classes, in_no_class
 from training.workloads.imagenet.images import BroughtImage, Encoded, ImageOptions

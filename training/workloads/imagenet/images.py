@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.sources import Brought
 from training.settings import check_fields
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.errors import UserError
 from training.durable.dataset_output import RECORDS, FinishedFiles, Output
-from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED
 from training.processes import in_processes
 from training.workloads.imagenet.images import Encoded, NoImageError

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.tally import count, timed
 from training.randomness import derive_seed, drawing_from
 from training.workload import Order, Samples

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from contract.errors import UserError
 from training.durable.dataset_output import FolderOutput
-from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED, SourceFile, class_names
 from training.processes import in_processes
 from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.sources import SourceFile
 from training.workloads.trajectory.clips import CLIP_BYTES, FRAME_SIZE, NUM_FRAMES, Frames
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from contract.errors import UserError
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port
 from training.durable.attempt.ranks import Hosts, _Meeting, meet, parse_hosts
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import AttemptEndedError, InterruptedRunError, UserError
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 
 _FIRST, _SECOND = "127.0.0.1", "127.0.0.2"
 

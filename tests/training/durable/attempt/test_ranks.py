@@ -11,6 +11,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
+from contract.errors import UserError
 from contract.grammar import parse_interval
 from tests.training.hooks import (
     HUNG_SECONDS,
@@ -23,7 +24,7 @@ from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
 from training.durable.attempt.context import RankEnvironment
 from training.durable.attempt.ranks import RankProcess
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import AttemptEndedError, UserError
+from training.durable.errors import AttemptEndedError
 from training.durable.record.lease import LeaseLostError
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import InterruptedRunError, UserError
+from contract.errors import UserError
+from training.durable.errors import InterruptedRunError
 from training.durable.record.head import (
     CheckpointEntry,
     Head,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.durable.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
-from training.durable.errors import MachineError, UserError
+from training.durable.errors import MachineError
 from training.durable.save import restore
 from training.durable.save.manifest import Content, FolderManifest, SavedFile
 from training.durable.store.folder import FolderStore

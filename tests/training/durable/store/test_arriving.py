@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.runs import Run
-from training.durable.errors import UserError
 from training.durable.store.dataset import sync_dataset
 from training.durable.store.folder import FolderStore, open_store
 from training.durable.store.local_dataset import (

@@ -14,11 +14,11 @@ from typing import TextIO
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.store import verified
 from training.durable.store.dataset import sync_dataset, upload_dataset
 from training.durable.store.folder import open_store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store import fetching
 from training.durable.store.dataset import sync_dataset
 from training.durable.store.folder import FolderStore

@@ -12,9 +12,9 @@ import pytest
 from pycocotools import mask as pycoco_masks
 from pycocotools.coco import COCO
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.store.local_dataset import LocalDataset, open_dataset
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id

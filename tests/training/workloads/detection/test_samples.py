@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
-from training.durable.errors import UserError
 from training.durable.store.local_dataset import write_manifest
 from training.workload import Inputs
 from training.workloads.detection.config import laptop

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
+from contract.errors import UserError
 from tests.training.loading import CPU, assert_same
 from tests.training.workloads.imagenet.photographs import fill
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.store.local_dataset import open_dataset, write_manifest
 from training.durable.tally import taken
 from training.engine.batches import MicroBatch

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import BinaryIO, NamedTuple, cast
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.sources import SourceFile
 
 _BLOCK_BYTES = 1 << 20

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from contract.errors import UserError
 from training.durable.dataset_output import FolderOutput
-from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED, open_source
 from training.durable.store.local_dataset import LocalDataset, write_manifest
 from training.workloads.growth.text import dataset as dataset_module

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.sources import open_source
 from training.workloads.growth.text import documents as documents_module
 from training.workloads.growth.text.documents import check_kinds, read_pieces

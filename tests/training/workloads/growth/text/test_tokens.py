@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.local_dataset import LocalDataset, write_manifest
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
