@@ -10,22 +10,21 @@ import torch
 from torch import Tensor
 
 from contract.grammar import parse_interval
-from training.durable.attempt.context import AttemptContext, RankEnvironment, World
 from training.durable.attempt.notice import Notice
 from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.world import AttemptContext, RankEnvironment, World
 from training.durable.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
+    Head,
     Kind,
     Position,
     checkpoint_name,
-    read_head,
 )
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, Metrics
 from training.durable.save.checkpointer import Checkpointer
 from training.durable.save.resume import read_checkpoint
-from training.durable.save.schedule import Schedule
 from training.durable.save.state import LiveState, SaveRequest
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Upload
@@ -99,8 +98,8 @@ class Scene:
     def __init__(self, root: Path, interval: str = "1steps") -> None:
         self.store = self.open_store(root)
         self.context = open_context(self.store, root, interval)
-        self.schedule = Schedule(self.context.interval)
-        self.checkpointer = Checkpointer(self.context, self.schedule, None)
+        self.checkpointer = Checkpointer(self.context)
+        self.schedule = self.checkpointer.schedule
         self.weights = torch.zeros(1000)
 
     def open_store(self, root: Path) -> Any:
@@ -153,7 +152,7 @@ class Scene:
 
     def committed(self) -> list[tuple[int, float]]:
         """Step and weight of every checkpoint that the head names."""
-        head = read_head(self.store)
+        head = Head.read(self.store)
         assert head is not None
         found = []
         for entry in head.checkpoints:

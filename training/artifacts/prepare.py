@@ -25,7 +25,7 @@ from torch import Tensor
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
-from training.durable.attempt.context import AttemptContext, World
+from training.durable.attempt.world import AttemptContext, World
 from training.durable.report.progress import ProgressBar
 from training.durable.store.folder import UnfinishedFile, sweep
 from training.durable.store.protocol import Store, StoreError, put_unless_changed

@@ -7,9 +7,9 @@ from pathlib import Path
 from contract.errors import Exit
 from contract.keys import REPORT
 from training.cli.run import RUN_URI, checked_file, positive
-from training.durable.record.run import open_run
+from training.durable.record.open_run import OpenRun
 from training.durable.report.page import summary, write_report
-from training.durable.report.sweep import find_sweep
+from training.durable.report.sweep import SweptRuns
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +29,14 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    if (sweep := find_sweep(options.run_uri)) is not None:
+    if (sweep := SweptRuns.at(options.run_uri)) is not None:
         verdict = sweep.write_report()
         if options.out is not None:
             sweep.store.get_file(REPORT, checked_file(options.out))
         rows = [each.row() for each in sweep.runs]
         print(json.dumps(rows, indent=1) if options.json else verdict)
         return Exit.FINISHED
-    run = open_run(options.run_uri)
+    run = OpenRun.at(options.run_uri)
     store, head = run.store, run.head
     if options.out is not None:
         checked_file(options.out)

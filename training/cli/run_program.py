@@ -9,8 +9,8 @@ from contract.errors import Exit, UserError
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.record.head import read_head
-from training.durable.record.run import read_run_config
+from training.durable.record.head import Head
+from training.durable.record.run_config import RunConfig
 from training.durable.store.protocol import Store
 from training.registry import parse_overrides
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
         instance_type=arguments.instance_type,
         hosts=arguments.hosts,
     )
-    head, record = read_head(store), read_run_config(store)
+    head, record = Head.read(store), RunConfig.read(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:
         mine, theirs = identity(options, source_sha256(source)), dict(record.config)
         if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):

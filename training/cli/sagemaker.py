@@ -29,7 +29,7 @@ from contract.grammar import parse_positive
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.cli.run import checked_folder
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import StoreError
 
@@ -254,7 +254,7 @@ def _import(job: _SageMakerJob) -> tuple["_Trainer", int]:
 def _reason_of_run(job: _SageMakerJob) -> str | None:
     """Return why the run has failed for good: a second attempt says so only in its log."""
     with contextlib.suppress(UserError, StoreError):
-        head = read_head(open_store(job.run_uri))
+        head = Head.read(open_store(job.run_uri))
         return head.reason if head is not None and head.state == "failed" else None
     return None
 

@@ -23,7 +23,7 @@ from contract.errors import Exit, UserError
 from contract.keys import ARTIFACTS, RECEIPT, SWEEP
 from contract.sweep import Sweep, drawn_runs
 from training.cli.run import add_override, count, positive_int
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.report.page import parse_receipt
 from training.durable.report.progress import table
 from training.durable.store.dataset import local_dataset
@@ -221,7 +221,7 @@ def _report_end(one: _SweepRun, logs: Path) -> None:
 
 def _row(one: _SweepRun) -> dict[str, Any]:
     store = open_store(one.uri)
-    head, receipt = read_head(store), parse_receipt(store.get(RECEIPT))
+    head, receipt = Head.read(store), parse_receipt(store.get(RECEIPT))
     stages: Mapping[str, Mapping[str, float]] = receipt.get("stages", {})
     last = next(reversed(list(stages.values())), {})
     return {

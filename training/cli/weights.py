@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from contract.errors import Exit, UserError
 from training.cli.run import RUN_URI, checked_file, checked_folder
 from training.durable.errors import name_known
-from training.durable.record.run import OpenRun, find_checkpoint, open_run
+from training.durable.record.open_run import OpenRun
 from training.durable.report.progress import FileProgressBar
 from training.durable.save.restore import export_snapshot
 from training.durable.store.dataset import local_dataset
@@ -93,15 +93,15 @@ def _export(options: argparse.Namespace) -> int:
     if options.format is not None:
         return _export_to(options)
     if not options.run_uri.endswith(".safetensors"):
-        run = open_run(options.run_uri)
+        run = OpenRun.at(options.run_uri)
         if run.is_of_program:
             return _export_snapshot(run, options)
     from safetensors.torch import save_file
 
-    from training.durable.save.weights import read_weights
+    from training.durable.save.weights import Weights
 
     checked_file(options.out)
-    weights = read_weights(options.run_uri, options.checkpoint)
+    weights = Weights.read(options.run_uri, options.checkpoint)
     with UnfinishedFile(options.out) as unfinished:
         save_file(dict(weights.tensors), unfinished.path, metadata=dict(weights.about))
         unfinished.place()
@@ -133,18 +133,19 @@ def _export_to(options: argparse.Namespace) -> int:
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """Return the stage that a run's weights belong to, and its model with them; read no data."""
-    from training.durable.save.weights import load_weights, open_trained, read_weights
+    from training.durable.record.open_run import OpenRun
+    from training.durable.save.weights import Weights
     from training.preflight.standalone import standalone_inputs
     from training.registry import load_workload, resolve_config
     from training.workload import Train
 
-    run, weights = open_trained(uri), read_weights(uri, checkpoint)
+    run, weights = OpenRun.of_workload(uri), Weights.read(uri, checkpoint)
     workload, record = load_workload(run.record.workload), run.record
     config = resolve_config(workload, record.recipe, record.all_overrides)
     name = weights.about.get("stage") or run.head.checkpoints[-1].stage
     stage = next(s for s in workload.stages(config) if isinstance(s, Train) and s.name == name)
     model = stage.model(standalone_inputs(stage.name, config))
-    load_weights(model, weights, stage.name)
+    weights.load_into(model, stage.name)
     return stage, model.eval()
 
 
@@ -158,7 +159,7 @@ def _write_dcp(model: "nn.Module", out: Path) -> None:
 
 
 def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:
-    entry = find_checkpoint(run, options.checkpoint or "newest")
+    entry = run.find_checkpoint(options.checkpoint or "newest")
     if not options.out.exists():
         checked_folder(options.out)
     snapshot = export_snapshot(run.store, entry, options.out)
@@ -263,10 +264,11 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
-    from training.durable.save.weights import open_trained, read_weights
+    from training.durable.record.open_run import OpenRun
+    from training.durable.save.weights import Weights
     from training.engine.evaluation import load_trained
 
-    run = open_trained(options.run_uri)
+    run = OpenRun.of_workload(options.run_uri)
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:
         scratch = checked_folder(options.scratch or Path(temporary))
         with redirect_stdout(sys.stderr):
@@ -277,7 +279,7 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
                     f"[warning] {options.dataset_uri} is not the dataset that the run was trained "
                     "on: its classes, if it has any, must be the same ones in the same order"
                 )
-            weights = read_weights(options.run_uri, options.checkpoint)
+            weights = Weights.read(options.run_uri, options.checkpoint)
             # Final weights of older runs do not name their stage: it is the last Train stage.
             stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage
             trained = load_trained(run, weights, dataset, scratch, stage)

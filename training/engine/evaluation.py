@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from contract.errors import UserError
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, make_shard, open_artifact
-from training.durable.attempt.context import AttemptContext
+from training.durable.attempt.world import AttemptContext
 from training.durable.errors import RunFailedError
-from training.durable.record.run import OpenRun
+from training.durable.record.open_run import OpenRun
 from training.durable.report.page import EVALUATION
 from training.durable.report.progress import ProgressBar
 from training.durable.save.resume import WEIGHTS, read_checkpoint
-from training.durable.save.weights import Weights, load_weights
+from training.durable.save.weights import Weights
 from training.durable.store.local_dataset import LocalDataset
 from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner
@@ -235,7 +235,7 @@ def load_trained(
         elif stage.name == stage_name:
             model = stage.model(inputs)
             stage.numerics(model, inputs, {})
-            load_weights(model, weights, stage.name)
+            weights.load_into(model, stage.name)
             return TrainedStage(stage=stage, inputs=inputs, model=model.to(device).eval())
         else:
             prior = _prior(run, stage.name) or prior

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import UserError
-from training.durable.attempt.context import SHARES, World
+from training.durable.attempt.world import World
 from training.durable.errors import RunFailedError
 from training.durable.save.layout import is_sharded as has_shards
 from training.durable.save.resume import CheckpointContent, ShardedContent, misfit
@@ -31,7 +31,7 @@ from training.engine.optimizer import (
     unflatten_state,
 )
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
-from training.engine.reduction import share_of, tree_sum
+from training.engine.reduction import SHARES, share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
     checked_optimizer,

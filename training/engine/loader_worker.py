@@ -28,7 +28,7 @@ from torch import Tensor
 
 from contract.errors import UserError
 from training.durable.save.memory import page_lock
-from training.durable.tally import Tally, taken, timed
+from training.durable.tally import Tally
 from training.engine.batches import Maker
 from training.stacking import ALIGNMENT, ItemLayout
 from training.workload import Batch
@@ -259,10 +259,10 @@ def work(
         except BlockingIOError:
             continue  # another worker was faster
         try:
-            taken()
-            with timed("make"):
+            Tally.taken()
+            with Tally.timed("make"):
                 answer = _done(task, maker, memory)
-            answer = replace(answer, tally=taken())
+            answer = replace(answer, tally=Tally.taken())
         except BaseException as error:  # whatever the workload raises, the trainer raises it
             answer = Answer(task.number, error=_pickled(error))
         try:

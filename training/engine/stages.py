@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from training.artifacts.prepare import ensure_artifact, open_artifact
-from training.durable.attempt.context import AttemptContext
+from training.durable.attempt.resume_point import DamagedCheckpointError
+from training.durable.attempt.world import AttemptContext
 from training.durable.record.head import CheckpointEntry, Position
-from training.durable.record.run import DamagedCheckpointError, RunConfig, changed_parts
+from training.durable.record.run_config import RunConfig
 from training.durable.report.receipt import RunResult
 from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import SPENT_SECONDS
 from training.durable.save.resume import (
     WEIGHTS,
     AnyContent,
@@ -27,7 +27,6 @@ from training.durable.save.resume import (
     read_checkpoint,
     share_snapshot,
 )
-from training.durable.save.schedule import Schedule
 from training.durable.save.weights import export_final
 from training.durable.store.local_dataset import LocalDataset
 from training.durable.store.protocol import Store, StoreError
@@ -78,14 +77,7 @@ class StageSequence:
         position = self._resume()
         context.lease.sweep()
         state = self._snapshot.state if self._snapshot else {}
-        spent = float(state.get(SPENT_SECONDS, 0.0))
-        schedule = Schedule(
-            context.interval,
-            position.best if position else {},
-            spent_seconds=spent,
-            interruptions=context.generation - 1,
-        )
-        checkpointer = Checkpointer(context, schedule, position)
+        checkpointer = Checkpointer(context, position, state)
         context.supervisor.last_resort.staged_copy = checkpointer
         with closing(checkpointer):
             position = self._train(checkpointer, self._shared(position))
@@ -193,7 +185,7 @@ class StageSequence:
 
     def _changed(self, before: Sequence[str]) -> tuple[str, ...]:
         """The parts of the numerics key that some attempt has changed so far."""
-        changed = changed_parts(self._run_config.numerics_key, self._context.numerics)
+        changed = self._run_config.changed_numerics(self._context.numerics)
         return tuple(sorted({*before, *changed}))
 
     def _inputs(self, position: Position | None) -> Inputs:

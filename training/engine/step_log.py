@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from training.durable.attempt.context import AttemptContext
+from training.durable.attempt.world import AttemptContext
 from training.durable.errors import DivergedError, Divergence
 from training.durable.record.head import Position
 from training.durable.report.progress import ProgressBar, readable

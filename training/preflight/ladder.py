@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from contract.errors import UserError
 from contract.keys import ADAPTATION
 from training.durable.errors import AttemptEndedError, RunFailedError
-from training.durable.record.head import read_head, read_json_record
+from training.durable.record.head import Head, read_json_record
 from training.durable.store.protocol import Store, Stored, put_unless_changed
 from training.engine.job import Restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
@@ -103,7 +103,7 @@ def _parse(store: Store, found: Stored, *, may_adapt: bool) -> tuple[str, ...] |
         where = f"{store.uri}/{ADAPTATION}"
         return read_json_record(where, found.data, _FORMAT, lambda record: tuple(record["rungs"]))
     except UserError as error:
-        head = read_head(store)
+        head = Head.read(store)
         if not may_adapt or (head is not None and head.checkpoints):
             raise
         _log.warning(f"[memory] {error}; no checkpoint was made with it: measuring again")

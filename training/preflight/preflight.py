@@ -21,10 +21,10 @@ import torch
 from contract.errors import UserError
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
-from training.durable.record.head import CheckpointEntry, Head, read_head, write_head
-from training.durable.record.run import OpenRun, RunConfig, read_run_config
+from training.durable.record.head import CheckpointEntry, Head, write_head
+from training.durable.record.open_run import OpenRun
+from training.durable.record.run_config import RunConfig
 from training.durable.save.state import STATE
-from training.durable.save.weights import open_trained
 from training.durable.store.folder import open_store
 from training.durable.store.local_dataset import parse_manifest
 from training.durable.store.protocol import PreconditionFailedError, Store
@@ -78,7 +78,7 @@ def preflight(options: RunOptions) -> _Preflight:
     wrong = problems(workload)
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
-    record = read_run_config(options.store)
+    record = RunConfig.read(options.store)
     meta = _meta(options.dataset_uri) if record is None else None
     overrides_of_data = _fitted(workload, options, meta) if record is None else record.fitted
     overrides = {**overrides_of_data, **options.overrides}
@@ -231,7 +231,7 @@ def _resolve_origin(
         return None
     if not options.extend_to:
         return origin_from_weights(asked, workload, config)
-    old = open_trained(asked)
+    old = OpenRun.of_workload(asked)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
     if theirs != (options.workload, options.recipe, dict(options.overrides)):
         raise UserError(
@@ -250,7 +250,7 @@ def _place(uri: str) -> str:
 
 def _refuse_unfinished_copy(store: Store) -> None:
     """Refuse to begin a run among copies: its config.json would block the right command."""
-    head = read_head(store)
+    head = Head.read(store)
     is_begun = head is not None and head.generation > 0
     if not is_begun and store.folders(CHECKPOINTS):
         raise UserError(
@@ -319,7 +319,7 @@ def _create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> No
 
 def _refuse_other_start(store: Store, mine: Head, origin: str) -> None:
     """Raise UserError unless the head was created by this attempt or an equal one."""
-    theirs = read_head(store)
+    theirs = Head.read(store)
     if theirs is None or (theirs.generation == 0 and theirs.checkpoints != mine.checkpoints):
         raise UserError(
             f"the run {store.uri} does not start from the end of {origin}; extend the run that it "

@@ -30,7 +30,7 @@ from tests.training.loading import (
 from tests.training.runs import Run, assert_equal, wait_for
 from training.durable.attempt.notice import Interruption
 from training.durable.errors import exit_code_of
-from training.durable.tally import count, timed
+from training.durable.tally import Tally
 from training.engine import loader as engine_loader
 from training.engine.batches import Maker, MicroBatch
 from training.engine.loader import Loader, num_workers
@@ -160,13 +160,13 @@ def test_memory_is_used_again_as_soon_as_nothing_refers_to_it(samples: Any) -> N
 def test_what_samples_time_and_count_comes_with_their_batch(num_workers: int) -> None:
     class Timed(Stacked):
         def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
-            with timed("read"):
+            with Tally.timed("read"):
                 time.sleep(0.002)
             if index == 4:
-                count("replaced")
+                Tally.count("replaced")
             return super().get(index, epoch, rng)
 
-    count("replaced", 100)  # before the loader, so no sample's
+    Tally.count("replaced", 100)  # before the loader, so no sample's
     loader = Loader(Timed(), 7, MICRO_BATCHES, num_workers=num_workers, device=CPU)
     replaced = []
     for _ in MICRO_BATCHES:

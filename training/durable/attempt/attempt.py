@@ -19,10 +19,11 @@ from typing import Any, Protocol
 from contract.errors import Exit, UserError
 from training.durable.attempt.supervisor import Supervisor, Watchdog
 from training.durable.errors import MachineError, RunFailedError
-from training.durable.record.head import KEEP_NEWEST, Head, Retention, with_way_back
+from training.durable.record.head import KEEP_NEWEST, Head, Retention
 from training.durable.record.lease import Lease, LeaseLostError
 from training.durable.record.metrics import Events, Metrics
-from training.durable.record.run import RunConfig, ensure_run_config, now_utc
+from training.durable.record.reopening import with_way_back
+from training.durable.record.run_config import RunConfig, ensure_run_config, now_utc
 from training.durable.report.progress import FileProgressBar
 from training.durable.report.receipt import RunResult, conclude, write_receipt
 from training.durable.store.dataset import read_manifest
@@ -101,6 +102,11 @@ class HeldRun:
     def generation(self) -> int:
         """This attempt's number, from 1."""
         return self.lease.head.generation
+
+    @property
+    def of_rank_0(self) -> dict[str, Any]:
+        """What rank 0 alone has of an `AttemptContext`, by field."""
+        return {"own_lease": self.lease, "metrics": self.metrics, "events": self.events}
 
     def begin(self) -> None:
         """Report the take-over, and keep renewing the lease."""

@@ -6,9 +6,11 @@ after a hang it exits with 1, without waiting for that call. Imports no torch.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -32,6 +34,7 @@ _PING_SECONDS = 10.0
 # How long the thread may take to end the process properly, before faulthandler just exits.
 _DUMP_SECONDS = 30.0
 _STDERR = 2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Watchdog:
@@ -340,6 +343,25 @@ class Supervisor:
         self.last_resort.follows = self.extra_time.follows = True
         # Rank 0 may work alone for a long time, and its watchdog covers all ranks.
         self.watchdog.close()
+
+    @staticmethod
+    def end_with_rank_0() -> None:
+        """In a rank started by rank 0, exit when rank 0 does, even during a call that hangs.
+
+        A process that is stopped, or hangs with the interpreter's lock, runs no thread to see the
+        pipe close; Linux kills it when the thread that started it, rank 0's main one, has ended.
+        """
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        def wait() -> None:
+            # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts
+            # if it cannot take that lock to close the stream at exit.
+            while os.read(sys.stdin.fileno(), 1):
+                pass
+            os._exit(1)  # nothing reads this exit code
+
+        threading.Thread(target=wait, name="rank-0", daemon=True).start()
 
     def close(self) -> None:
         """Stop supervising: the process ends by itself."""

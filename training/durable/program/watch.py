@@ -25,7 +25,7 @@ from training.durable.program.options import ProgramOptions
 from training.durable.program.process import ProgramProcess
 from training.durable.program.progress import ReportedProgress
 from training.durable.program.shared_memory import SharedMemory
-from training.durable.record.history import read_history
+from training.durable.record.history import History
 from training.durable.record.lease import Lease
 from training.durable.report.receipt import RunResult, interruption_facts
 from training.durable.save.mirror import Mirror
@@ -205,7 +205,7 @@ class ProgramWatch:
             )
         digest = _digest_of_model(sums)
         run.metrics.flush()
-        history = read_history(run.store)
+        history = History.read(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
             weights_sha256=digest,

@@ -22,8 +22,8 @@ from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from training.durable.record.head import Head
-from training.durable.record.history import AttemptSummary, History, read_history
-from training.durable.record.run import RunConfig
+from training.durable.record.history import AttemptSummary, History
+from training.durable.record.run_config import RunConfig
 from training.durable.store.protocol import (
     Store,
     Stored,
@@ -72,7 +72,7 @@ def write_report(
     `first` is called with that history beforehand, for a receipt that the page shows.
     """
     before = store.get(REPORT)
-    history = read_history(store)
+    history = History.read(store)
     first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour

@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from contract.keys import BLOB_NAME, BLOBS, blob_key, blob_of, second_key
+from training.durable.attempt.resume_point import DamagedCheckpointError, read_twice
 from training.durable.record.lease import Lease
-from training.durable.record.run import DamagedCheckpointError, read_twice
 from training.durable.save.capture import Known
 from training.durable.save.listing import FileState
 from training.durable.save.manifest import Content, FolderManifest

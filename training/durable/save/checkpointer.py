@@ -5,18 +5,21 @@ the store refuses is retried while training continues, except at the end of a st
 """
 
 import logging
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from training.durable.attempt.context import AttemptContext
 from training.durable.attempt.notice import Notice
+from training.durable.attempt.world import AttemptContext
 from training.durable.errors import DivergedError, RunFailedError
 from training.durable.record.head import Position, checkpoint_name
 from training.durable.record.lease import LeaseLostError
 from training.durable.save.publish import CheckpointPublisher, Cost, Save
-from training.durable.save.schedule import SaveBudget, Schedule, estimate
+from training.durable.save.schedule import SPENT_SECONDS, SaveBudget, Schedule, estimate
 from training.durable.save.sharded_saves import ShardedLeader, Verb
 from training.durable.save.state import (
     HostCopies,
@@ -46,9 +49,18 @@ class Checkpointer:
     """Saves what the policy requests; as a last resort another thread may save and end it."""
 
     def __init__(
-        self, context: AttemptContext, schedule: Schedule, committed: Position | None
+        self,
+        context: AttemptContext,
+        committed: Position | None = None,
+        state: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.schedule = schedule
+        """`committed` is where the run resumes, with the checkpoint's `state`."""
+        self.schedule = Schedule(
+            context.interval,
+            committed.best if committed else {},
+            spent_seconds=float(state.get(SPENT_SECONDS, 0.0)),
+            interruptions=context.generation - 1,
+        )
         self.last_cost: Cost | None = None
         self._context = context
         self._committed = committed
@@ -66,6 +78,11 @@ class Checkpointer:
         self._lock = threading.Lock()  # of the staged copy and the end
         self._since_notice: Position | None = None  # committed at a notice; training continued
         self._is_safe: bool | None = None  # once the last save has been decided
+
+    @staticmethod
+    def stream_all() -> None:
+        """Make all saves of this process stream, as if the host had no memory for a copy."""
+        HostCopies.spare_bytes = sys.maxsize
 
     def use_leader(self, leader: ShardedLeader | None, num_copiers: int = 1) -> None:
         """Make the other ranks write their shares from now on; None if the stage is not sharded.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, TypeAlias, get_args
 
 from contract.keys import BLOB_NAME
-from training.durable.record.run import DamagedCheckpointError
+from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.store.transfer import MAX_PARTS, num_parts
 
 SNAPSHOT = "snapshot.json"

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from training.durable.record.head import CheckpointEntry, Kind, read_head
-from training.durable.record.metrics import read_events
-from training.durable.record.run import Loaded, newest_valid, read_twice
+from training.durable.attempt.resume_point import Loaded, newest_valid, read_twice
+from training.durable.record.head import CheckpointEntry, Head, Kind
+from training.durable.record.metrics import Events
 from training.durable.save.blobs import Blobs
 from training.durable.save.capture import Capture, Moment, capture
 from training.durable.save.folder import CommittedSnapshot, FolderSaves, FolderSource
@@ -42,7 +42,7 @@ _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
 
 def restore_as(store: Store, name: str, folder: Path) -> None:
     """Fill a folder that is not mirrored from the snapshot of this name; empty it for ""."""
-    head = read_head(store) if name else None
+    head = Head.read(store) if name else None
     entry = next((one for one in head.checkpoints if one.name == name), None) if head else None
     if name and entry is None:
         raise StoreError(f"{store.uri} no longer has the snapshot {name}; try again")
@@ -217,7 +217,7 @@ class Mirror:
             return ""
         if place:
             # Failures at different places do not add up.
-            events = read_events(run.store, "failed-start")
+            events = Events.read(run.store, "failed-start")
             is_again = place == next((e["place"] for e in reversed(events) if e.get("place")), "")
             times = began_with.failed_starts * is_again + 1
             run.lease.count_failed_starts(began_with, times)

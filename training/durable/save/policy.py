@@ -10,19 +10,17 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-from training.durable.attempt.context import AttemptContext
 from training.durable.attempt.notice import Notice, Saves
 from training.durable.attempt.supervisor import Work
+from training.durable.attempt.world import AttemptContext
 from training.durable.errors import InterruptedRunError
 from training.durable.record.head import CheckpointEntry, Kind, Position, checkpoint_name
 from training.durable.save.checkpointer import Checkpointer
+from training.durable.save.schedule import SPENT_SECONDS
 from training.durable.save.sharded_saves import ShardedFollower, ShardedLeader, own_share
 from training.durable.save.state import LiveState, SaveRequest
 
 _log = logging.getLogger(__name__)
-
-# The key in a checkpoint's JSON for the seconds that the run had trained.
-SPENT_SECONDS = "spent_seconds"
 
 
 class CheckpointPolicy:

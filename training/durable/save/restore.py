@@ -19,9 +19,9 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.keys import blob_key, checkpoint_prefix, second_key
+from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry
-from training.durable.record.run import DamagedCheckpointError
 from training.durable.save.listing import FileState, SnapshotError, list_folder
 from training.durable.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
 from training.durable.store.protocol import Store, StoreError

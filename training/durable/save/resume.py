@@ -20,9 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from contract.keys import checkpoint_prefix
-from training.durable.attempt.context import AttemptContext
+from training.durable.attempt.resume_point import (
+    DamagedCheckpointError,
+    Loaded,
+    newest_valid,
+    read_twice,
+)
+from training.durable.attempt.world import AttemptContext
 from training.durable.record.head import CheckpointEntry, Position
-from training.durable.record.run import DamagedCheckpointError, Loaded, newest_valid, read_twice
 from training.durable.save.layout import (
     SLICES,
     FileLayout,

@@ -30,6 +30,9 @@ _PACE_STEPS = 100
 _ASSUMED_SAVE_BYTES_PER_SECOND = 1e9
 _ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
 
+# The key in a checkpoint's JSON for the seconds that the run had trained.
+SPENT_SECONDS = "spent_seconds"
+
 _SavePlan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
 
 

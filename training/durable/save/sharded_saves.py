@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from contract.keys import checkpoint_prefix
-from training.durable.attempt.context import AttemptContext, World
+from training.durable.attempt.world import AttemptContext, World
 from training.durable.errors import DivergedError, Divergence
 from training.durable.record.head import step_of
 from training.durable.save.layout import SLICES, Slice, is_sharded, local_slice

@@ -9,6 +9,7 @@ import pickle
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -16,16 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from contract.errors import UserError
-from contract.keys import FINAL, FINAL_FILES, checkpoint_prefix
+from contract.keys import FINAL, checkpoint_prefix
+from training.durable.attempt.resume_point import DamagedCheckpointError, read_twice
 from training.durable.record.head import CheckpointEntry
-from training.durable.record.run import (
-    DamagedCheckpointError,
-    OpenRun,
-    choices,
-    find_checkpoint,
-    open_run,
-    read_twice,
-)
+from training.durable.record.open_run import OpenRun
 from training.durable.save.layout import lay_out
 from training.durable.save.resume import (
     WEIGHTS,
@@ -46,55 +41,47 @@ _WEIGHT_FILES = (".safetensors", ".pth", ".pt")
 _PLACEHOLDER = "?" * 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Weights:
     """A model's state_dict on the CPU, and what is known about it."""
 
     tensors: Mapping[str, Tensor]
     about: Mapping[str, str]  # the file's metadata: run_id, workload, stage, step, metrics
-    sha256: str
 
+    @cached_property
+    def sha256(self) -> str:
+        """The hash by which the weights of runs are compared."""
+        return weights_sha256(self.tensors)
 
-def open_trained(uri: str) -> OpenRun:
-    """Open the run of a workload at `uri`; UserError if it is something else."""
-    run = open_run(uri)
-    if run.is_of_program:
-        raise UserError(
-            f"{run.store.uri} is the run of a program, whose weights only the program can read; "
-            f"what it left in model/ is in {run.store.uri}/{FINAL_FILES}model/"
-        )
-    return run
-
-
-def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
-    """Read the weights of a file, a finished run, or a run's checkpoint (`find_checkpoint`)."""
-    with tempfile.TemporaryDirectory(prefix="weights-") as folder:
-        if uri.endswith(_WEIGHT_FILES):
+    @classmethod
+    def read(cls, uri: str, checkpoint: str | None = None) -> "Weights":
+        """Read those of a file, a finished run, or a run's checkpoint (`find_checkpoint`)."""
+        with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+            if uri.endswith(_WEIGHT_FILES):
+                if checkpoint is not None:
+                    raise UserError(f"{uri} is a file, without checkpoints; pass a run's URI")
+                return _from_file(uri, Path(folder))
+            run = OpenRun.of_workload(uri)
             if checkpoint is not None:
-                raise UserError(f"{uri} is a file, without checkpoints; pass a run's URI")
-            return _from_file(uri, Path(folder))
-        run = open_trained(uri)
-        if checkpoint is not None:
-            return _from_checkpoint(run, find_checkpoint(run, checkpoint))
-        if run.head.state != "finished":
-            raise UserError(
-                f"the run {run.store.uri} is {run.head.state}; only a finished run has final "
-                f"weights, so name one of its checkpoints: {choices(run)}"
-            )
-        found = _fetch(run.store, FINAL, Path(folder))
-        if found.sha256 != run.head.weights_sha256:
-            raise StoreError(
-                f"{run.store.uri}/{FINAL} does not have the weights that the run finished with; "
-                "export its newest checkpoint instead"
-            )
-        return found
+                return _from_checkpoint(run, run.find_checkpoint(checkpoint))
+            if run.head.state != "finished":
+                raise UserError(
+                    f"the run {run.store.uri} is {run.head.state}; only a finished run has final "
+                    f"weights, so name one of its checkpoints: {run.choices}"
+                )
+            found = _fetch(run.store, FINAL, Path(folder))
+            if found.sha256 != run.head.weights_sha256:
+                raise StoreError(
+                    f"{run.store.uri}/{FINAL} does not have the weights that the run finished "
+                    "with; export its newest checkpoint instead"
+                )
+            return found
 
-
-def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
-    """Copy the weights into a model; UserError names what does not fit."""
-    if problems := misfit(model, weights.tensors):
-        raise UserError(f"the weights do not fit the model of stage {stage!r}: {problems}")
-    model.load_state_dict(dict(weights.tensors))
+    def load_into(self, model: nn.Module, stage: str) -> None:
+        """Copy the weights into the model of a stage; UserError names what does not fit."""
+        if problems := misfit(model, self.tensors):
+            raise UserError(f"the weights do not fit the model of stage {stage!r}: {problems}")
+        model.load_state_dict(dict(self.tensors))
 
 
 def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
@@ -104,7 +91,7 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
         raise UserError(f"checkpoint {entry.name} is damaged: {error}; use another one") from error
     position = snapshot.state["position"]
     tensors = snapshot.weights
-    record, digest = run.record, weights_sha256(tensors)
+    record = run.record
     about = {
         "run_id": record.run_id,
         "workload": record.workload,
@@ -114,9 +101,10 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
         "stage": entry.stage,
         "step": str(entry.step),
         "checkpoint": entry.name,
-        "weights_sha256": digest,
     }
-    return Weights(tensors=tensors, about=about, sha256=digest)
+    weights = Weights(tensors=tensors, about=about)
+    about["weights_sha256"] = weights.sha256
+    return weights
 
 
 def _from_file(uri: str, folder: Path) -> Weights:
@@ -143,7 +131,7 @@ def _from_file(uri: str, folder: Path) -> Weights:
         raise UserError(
             f"{uri} is not a state dict and has none under 'model' or 'state_dict'; save only that"
         )
-    return Weights(tensors=found, about={}, sha256=weights_sha256(found))
+    return Weights(tensors=found, about={})
 
 
 def _fetch(store: Store, key: str, folder: Path) -> Weights:
@@ -159,7 +147,7 @@ def _fetch(store: Store, key: str, folder: Path) -> Weights:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise UserError(f"{store.uri}/{key} is not a safetensors file: {error}") from error
-    return Weights(tensors=tensors, about=about, sha256=weights_sha256(tensors))
+    return Weights(tensors=tensors, about=about)
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

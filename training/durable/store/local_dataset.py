@@ -23,7 +23,7 @@ from training.durable.sources import UNFINISHED
 from training.durable.store.folder import write_whole
 from training.durable.store.protocol import StoreError, writing
 from training.durable.store.verified import READS, RECORD, Entry, VerifiedFiles, announce, sha256_of
-from training.durable.tally import timed
+from training.durable.tally import Tally
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
 ARRIVING = f".{MANIFEST}.part"
@@ -105,7 +105,7 @@ class LocalDataset:
         if arriving.holds(entry):
             return
         ask()
-        with timed("sync"):
+        with Tally.timed("sync"):
             seen = time.monotonic()
             while not arriving.holds(entry):
                 if is_syncing(self._folder):

@@ -13,7 +13,7 @@ from typing import Any
 
 from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.store.folder import open_store
 from training.engine.stage_checks import describe, problems
 from training.proof.attempt import AttemptRequest
@@ -174,7 +174,7 @@ class _Runs:
 
     def _resumes_from(self, name: str) -> str:
         """The commit from which the next attempt resumes."""
-        head = read_head(open_store(str(self._folder / name)))
+        head = Head.read(open_store(str(self._folder / name)))
         if head is None or not head.checkpoints:
             return "nothing was committed"
         newest = head.checkpoints[-1]

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from contract.errors import Exit, UserError
 from contract.keys import RECEIPT
-from training.durable.record.head import read_head
-from training.durable.record.history import read_history
-from training.durable.record.metrics import read_events
+from training.durable.record.head import Head
+from training.durable.record.history import History
+from training.durable.record.metrics import Events
 from training.durable.save.listing import SnapshotError, list_folder
 from training.durable.save.quiet import QuietTime
 from training.durable.store.folder import open_store
@@ -154,8 +154,8 @@ class _ProgramRuns:
             return  # it ended sooner
         assert attempt.began is not None
         store = open_store(self._uri(name))
-        written = [event["written_at"] for event in read_events(store, "committed")]
-        head = read_head(store)
+        written = [event["written_at"] for event in Events.read(store, "committed")]
+        head = Head.read(store)
         costs_all = is_late and (head is None or not head.checkpoints)
         self._interruptions.append(
             _Interruption(
@@ -225,7 +225,7 @@ class _ProgramRuns:
         assert found is not None, "a finished run has a receipt"
         receipt = json.loads(found.data)
         return ProgramRun(
-            losses=losses_by_step(read_history(store).lines),
+            losses=losses_by_step(History.read(store).lines),
             files=receipt["final_files"],
             interruptions=receipt["interruptions"],
             seconds=seconds,
@@ -248,8 +248,8 @@ class _ProgramRuns:
 
 def _first_snapshot(store: Store) -> float | None:
     """Seconds until the first snapshot that was taken while the program ran."""
-    began = datetime.fromisoformat(read_events(store, "take-over")[0]["time"])
-    for event in read_events(store, "committed"):
+    began = datetime.fromisoformat(Events.read(store, "take-over")[0]["time"])
+    for event in Events.read(store, "committed"):
         if event["reason"] != "exit":
             return (datetime.fromisoformat(event["time"]) - began).total_seconds()
     return None

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contract.errors import Exit, UserError
-from training.durable.attempt.ranks import LATE
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 from training.proof.attempt import EXIT_CRASHED, AttemptRequest
@@ -215,7 +214,7 @@ class _Run:
 
     def compare(self, reference: RunOutcome) -> None:
         """Compare the finished run with the uninterrupted one."""
-        totals, head = self._totals, read_head(self._store)
+        totals, head = self._totals, Head.read(self._store)
         if not self._is_over:
             self._differs(["the run did not finish"])
             return
@@ -283,7 +282,7 @@ class _Run:
 
     @property
     def _is_over(self) -> bool:
-        head = read_head(self._store)
+        head = Head.read(self._store)
         return head is not None and head.state in ("finished", "failed")
 
 
@@ -293,7 +292,7 @@ def _unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[s
     is_damaging = is_store_faulty or attempt.num_faults > 0
     is_zombie = attempt.kill is not None and attempt.kill.kind == "zombie"
     # On a busy machine the other hosts may begin later than the first one waits for them.
-    is_unlucky = is_damaging or _lost_a_rank(attempt) or LATE in attempt.log
+    is_unlucky = is_damaging or _lost_a_rank(attempt) or "did not come within" in attempt.log
     excused = {
         Exit.FAILED: is_unlucky,
         # A successor has swept what a zombie was saving when it was suspended.

@@ -21,9 +21,9 @@ from tests.training.hooks import (
     notice,
 )
 from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
-from training.durable.attempt.context import RankEnvironment
 from training.durable.attempt.ranks import RankProcess
 from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.world import RankEnvironment
 from training.durable.errors import AttemptEndedError
 from training.durable.record.lease import LeaseLostError
 from training.engine.attempt import _start_ranks
@@ -88,8 +88,8 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
 
 def test_a_rank_that_watches_rank_0_ends_without_a_word() -> None:
     """Several times: the end of the interpreter and the thread that reads race each other."""
-    lines = ["import time", "from training.durable.attempt.ranks import end_with_rank_0"]
-    program = "; ".join([*lines, "end_with_rank_0()", "time.sleep(0.1)"])
+    lines = ["import time", "from training.durable.attempt.supervisor import Supervisor"]
+    program = "; ".join([*lines, "Supervisor.end_with_rank_0()", "time.sleep(0.1)"])
     command = [sys.executable, "-c", program]
     for _ in range(5):
         with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stderr=PIPE, text=True) as rank:
@@ -232,8 +232,8 @@ def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair:
 # Rank 1 says that it is ready; then it hangs in C and keeps the interpreter's lock.
 RANK_1 = """
 import ctypes
-from training.durable.attempt.ranks import end_with_rank_0
-end_with_rank_0()
+from training.durable.attempt.supervisor import Supervisor
+Supervisor.end_with_rank_0()
 print("ready", flush=True)
 ctypes.PyDLL(None).sleep(600)
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.training.durable.save.scene import PATIENCE_SECONDS, Machine
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.save import watcher
 from training.durable.store.folder import FolderStore
 
@@ -77,7 +77,7 @@ def _fork(store: FolderStore, disk: Path, seed: int, says_when: bool) -> int:
 
 
 def _newest(store: FolderStore) -> int:
-    head = read_head(store)
+    head = Head.read(store)
     return head.checkpoints[-1].step if head and head.checkpoints else 0
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, read_head
+from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, Head
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, SilentMetrics
 from training.durable.save.mirror import Mirror
@@ -99,7 +99,7 @@ def wait_for_snapshot(machine: Machine, number: int) -> None:
 
 def entries(store: Store) -> tuple[CheckpointEntry, ...]:
     """What the head names."""
-    head = read_head(store)
+    head = Head.read(store)
     assert head is not None
     return head.checkpoints
 

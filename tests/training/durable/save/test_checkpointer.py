@@ -12,12 +12,11 @@ import torch
 
 from tests.training.save_scene import Scene
 from training.durable.errors import RunFailedError
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
 from training.durable.save.checkpointer import Checkpointer
 from training.durable.save.policy import CheckpointPolicy
 from training.durable.save.resume import read_checkpoint
-from training.durable.save.schedule import Schedule
 from training.durable.save.state import HostCopies
 from training.durable.store.protocol import AnswerLostError, StoreError
 
@@ -196,12 +195,12 @@ def test_nothing_is_published_once_the_lease_is_lost(scene: Scene) -> None:
     assert scene.checkpointer.wait(120)
     with pytest.raises(LeaseLostError):
         scene.checkpointer.poll()
-    head = read_head(scene.store)
+    head = Head.read(scene.store)
     assert head == other.head
     assert head.checkpoints == ()
     with pytest.raises(LeaseLostError):
         scene.emergency(2, 60)
-    assert read_head(scene.store) == other.head
+    assert Head.read(scene.store) == other.head
 
 
 @pytest.mark.parametrize("where", ["upload", "publication"])
@@ -373,8 +372,7 @@ def test_an_attempt_that_lost_its_lease_ends_without_waiting(
 
 
 def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
-    schedule = Schedule(scene.context.interval, spent_seconds=1000.0)
-    checkpointer = Checkpointer(scene.context, schedule, None)
+    checkpointer = Checkpointer(scene.context, None, {"spent_seconds": 1000.0})
     policy = CheckpointPolicy(
         scene.context, checkpointer, 1, lambda: scene.capture(1), is_sharded=False
     )

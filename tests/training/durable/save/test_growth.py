@@ -14,7 +14,7 @@ from tests.training.durable.save.scene import (
     wait_for_snapshot,
     wait_until,
 )
-from training.durable.record.metrics import read_events
+from training.durable.record.metrics import Events
 from training.durable.save.listing import list_folder
 from training.durable.save.quiet import GrowingFiles
 from training.durable.save.restore import read_manifest
@@ -44,7 +44,7 @@ def _grow_until(machine: Machine, is_so: Callable[[], object], *names: str) -> N
 
 
 def _reasons(store: Store) -> list[str]:
-    return [event["reason"] for event in read_events(store, "committed")]
+    return [event["reason"] for event in Events.read(store, "committed")]
 
 
 def _told(store: Store) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training.durable.record.run import DamagedCheckpointError
+from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.save.manifest import (
     Content,
     FolderManifest,

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from tests.training.durable.save.scene import take_lease
+from training.durable.attempt.resume_point import DamagedCheckpointError, newest_valid
 from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry, Position, Retention, checkpoint_name
 from training.durable.record.metrics import Events
-from training.durable.record.run import DamagedCheckpointError, newest_valid
 from training.durable.save.resume import read_checkpoint
 from training.durable.save.state import LiveState, SaveRequest, TensorSource, _find_nan
 from training.durable.save.weights import weights_sha256

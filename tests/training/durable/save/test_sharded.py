@@ -14,14 +14,13 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tests.training.damage import flip
 from tests.training.durable.attempt.processes import on_ranks
 from tests.training.save_scene import open_context
-from training.durable.attempt.context import AttemptContext, World
+from training.durable.attempt.resume_point import DamagedCheckpointError
+from training.durable.attempt.world import AttemptContext, World
 from training.durable.errors import GoBackError
-from training.durable.record.head import Position, read_head
-from training.durable.record.run import DamagedCheckpointError
+from training.durable.record.head import Head, Position
 from training.durable.save.checkpointer import Checkpointer
 from training.durable.save.policy import CheckpointPolicy
 from training.durable.save.resume import ShardedContent, read_checkpoint, read_state, slices_of
-from training.durable.save.schedule import Schedule
 from training.durable.save.state import LiveState
 from training.durable.store.folder import FolderStore
 from training.engine.optimizer import create_optimizer_state, flatten_state, unflatten_state
@@ -57,14 +56,13 @@ def distributed(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 def policy_of(context: AttemptContext, live: LiveState) -> CheckpointPolicy:
-    schedule = Schedule(context.interval)
-    checkpointer = Checkpointer(context, schedule, None) if context.world.leads else None
+    checkpointer = Checkpointer(context) if context.world.leads else None
     return CheckpointPolicy(context, checkpointer, 1, lambda: live, is_sharded=True)
 
 
 def newest(root: Path, world: World) -> ShardedContent:
     store = FolderStore(root / "run")
-    head = read_head(store)
+    head = Head.read(store)
     assert head is not None
     entry = head.checkpoints[-1]
     state = read_state(store, entry)
@@ -98,7 +96,7 @@ def read_on_three(world: World, root: Path) -> None:
 def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, write)
     store = FolderStore(tmp_path / "run")
-    head = read_head(store)
+    head = Head.read(store)
     assert head is not None
     (entry,) = head.checkpoints
     assert sorted(file.name for file in entry.files) == [
@@ -137,7 +135,7 @@ def write_with_a_nan(world: World, root: Path) -> None:
 
 def test_every_rank_goes_back_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, write_with_a_nan)
-    head = read_head(FolderStore(tmp_path / "run"))
+    head = Head.read(FolderStore(tmp_path / "run"))
     assert head is not None
     assert head.checkpoints == ()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.record.head import CheckpointEntry, Position
-from training.durable.record.run import DamagedCheckpointError
 from training.durable.save.resume import read_checkpoint
 from training.durable.save.state import LiveState, SaveRequest, TensorSource
 from training.durable.store.folder import FolderStore

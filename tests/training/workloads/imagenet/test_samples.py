@@ -18,7 +18,7 @@ from tests.training.loading import CPU, assert_same
 from tests.training.workloads.imagenet.photographs import fill
 from training.cli.main import main
 from training.durable.store.local_dataset import open_dataset, write_manifest
-from training.durable.tally import taken
+from training.durable.tally import Tally
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader
 from training.randomness import derive_seed
@@ -81,13 +81,13 @@ def test_a_damaged_image_is_replaced_by_the_one_that_seed_and_index_name(
 ) -> None:
     samples, expected = damaged(5), derive_seed("replacement", SEED, 5, 0) % 40
     assert expected != 5
-    taken()
+    Tally.taken()
     first, again = samples.get(5, 0, rng()), samples.get(5, 0, rng())
     assert_same(first, again)
     assert (first["ids"], first["replaced"]) == (expected, 1)
     assert first["labels"] == samples.shards.label(expected)
     assert torch.equal(first["images"], samples.get(expected, 0, rng())["images"])
-    assert taken().counts == {"replaced": 2}
+    assert Tally.taken().counts == {"replaced": 2}
     said = capsys.readouterr().out
     assert said.count("00001-00000.jpg of train-00001.tar cannot be decoded (") == 1
 

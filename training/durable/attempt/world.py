@@ -6,9 +6,11 @@ gradients. Nothing else is unpickled. A single process is a world of size 1.
 """
 
 import contextlib
+import queue
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,22 +24,28 @@ from torch.distributed.rendezvous import rendezvous
 from contract.errors import UserError
 from contract.grammar import Interval
 from training.durable.attempt.notice import Notice, Saves
-from training.durable.attempt.ranks import Hosts
+from training.durable.attempt.ranks import Hosts, OtherRanks, StartRank, interpreters, meet
 from training.durable.attempt.supervisor import Supervisor, Work
-from training.durable.errors import DivergedError, Divergence, GoBackError, InterruptedRunError
+from training.durable.errors import (
+    AttemptEndedError,
+    DivergedError,
+    Divergence,
+    GoBackError,
+    InterruptedRunError,
+)
 from training.durable.record.head import KEEP_NEWEST, Retention
 from training.durable.record.lease import Lease, LeaseLostError
-from training.durable.record.metrics import Events, Metrics
+from training.durable.record.metrics import Events, Metrics, SilentEvents, SilentMetrics
 from training.durable.report.profiler import StepProfiler
 from training.durable.store.protocol import Store
 
 _T = TypeVar("_T")
 
-# The number of contiguous shares of a step's micro-batches (training/engine/reduction.py).
-SHARES = 8
-
 # Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, detects hangs.
 _TIMEOUT = timedelta(hours=24)
+# A connection breaks a moment before its process ends.
+_RANK_SECONDS = 1.0
+_LEASE_LOST = "lease-lost"  # the note of rank 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +87,75 @@ class RankEnvironment:
             said = f"{num_processes} ranks need a GPU each, and this machine has {gpus}"
             raise UserError(f"{said}; pass --num-processes {gpus}")
         return self.num_hosts * (num_processes or gpus or self.cpu_ranks)
+
+    @contextlib.contextmanager
+    def meeting(
+        self,
+        supervisor: Supervisor,
+        num_processes: int | None,
+        scratch: Path,
+        facts: Mapping[str, Any],
+        *,
+        arguments: Sequence[str],
+        start: StartRank | None,
+    ) -> Iterator["RankEnvironment"]:
+        """Yield this process's rank; a machine's first one starts its others once all hosts met.
+
+        The facts, and the number of ranks, must be the same on all hosts. A rank is an interpreter
+        with this process's `arguments`, unless `start` starts it.
+        """
+        num_ranks = self.ranks(num_processes)
+        if self.world_size > 1 or num_ranks == 1:
+            yield self
+            return
+        num_here = num_ranks // self.num_hosts
+        lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def tell(why: str, grace_seconds: float = 0.0) -> None:
+            lost.put(why)
+            time.sleep(grace_seconds)
+            supervisor.last_resort.fail(why)
+
+        with contextlib.ExitStack() as stack:
+            rank, address = 0, ""
+            if self.hosts is not None:
+                met = meet(self.hosts, {"ranks": num_here, **facts}, supervisor.wait_for_others)
+                stack.callback(met.close)
+                met.watch(tell)
+                rank, address = self.hosts.number * num_here, met.address
+            else:
+                scratch.mkdir(parents=True, exist_ok=True)
+                file = scratch.absolute() / f"rendezvous-{secrets.token_hex(4)}"
+                stack.callback(file.unlink, missing_ok=True)
+                address = file.as_uri()
+            start = start or interpreters(arguments, scratch)
+            siblings = OtherRanks(start, rank, num_here, num_ranks, address)
+            stack.callback(siblings.close)
+            supervisor.last_resort.when_failing = siblings.show_stacks
+            siblings.watch(tell)
+            stack.callback(supervisor.last_resort.stand_down)
+            with _naming_the_lost(lost):
+                yield replace(self, rank=rank, world_size=num_ranks, rendezvous=address)
+
+
+@contextlib.contextmanager
+def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
+    """Name the lost rank or host where a collective's error names only a connection."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_collective(error):
+            raise
+        try:
+            why = lost.get(timeout=_RANK_SECONDS)
+        except queue.Empty:
+            raise error from None
+        raise AttemptEndedError(f"{why}; the next attempt resumes from the last commit") from error
+
+
+def _is_collective(error: RuntimeError) -> bool:
+    """Whether this may be a collective's error, which names a connection but no reason."""
+    return type(error) is RuntimeError or isinstance(error, dist.DistError)
 
 
 class World:
@@ -215,6 +292,28 @@ class World:
             for buffer, piece in zip(buffers, pieces, strict=True):
                 buffer.copy_(piece.view_as(buffer))
 
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Let the other ranks wait for rank 0 where all end alike: torchrun ends all with one."""
+        try:
+            yield
+        except InterruptedRunError:
+            self.close()
+            raise
+        except LeaseLostError as error:
+            # Rank 0 may still delete what it had begun to save, and takes another rank's end for a
+            # loss; where it alone has found out, the others hear of it only as a broken connection.
+            if self.leads:
+                self.post(_LEASE_LOST, str(error))
+            else:
+                self.close()
+            raise
+        except RuntimeError as error:
+            if self.leads or not _is_collective(error) or (said := self.note(_LEASE_LOST)) is None:
+                raise
+            raise LeaseLostError(said) from error
+        self.close()
+
     def close(self) -> None:
         """Wait for the others (torchrun kills all ranks when one exits) and leave the group."""
         if self.size > 1:
@@ -222,10 +321,6 @@ class World:
             with contextlib.suppress(RuntimeError):
                 dist.barrier(group=self._group)
             dist.destroy_process_group()
-
-
-# One number for each share of a step.
-_NO_WEIGHTS = (0.0,) * SHARES
 
 
 class _Vote(NamedTuple):
@@ -251,7 +346,7 @@ class _Consensus:
         self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
-    def begin_vote(self, weights: Sequence[float] = _NO_WEIGHTS) -> None:
+    def begin_vote(self, weights: Sequence[float] = ()) -> None:
         """Ask the other ranks ahead of a step boundary, and send the weights of this rank's shares.
 
         The others have 0 there, so the order of the ranks does not change the sums.
@@ -348,9 +443,9 @@ class AttemptContext:
     """One attempt as its stages see it; ranks above 0 have no lease, and silent records."""
 
     store: Store
-    own_lease: Lease | None
-    metrics: Metrics
-    events: Events
+    own_lease: Lease | None = None
+    metrics: Metrics = field(default_factory=SilentMetrics)
+    events: Events = field(default_factory=SilentEvents)
     supervisor: Supervisor
     interval: Interval
     retention: Retention = KEEP_NEWEST
