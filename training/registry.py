@@ -255,3 +255,19 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
 
 def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def facts_of(meta: Mapping[str, Any]) -> str:
+    """Format what a manifest's `meta` has counted, in one line, with the first ten classes."""
+    facts, classes, splits = list[str](), meta.get("classes"), meta.get("splits")
+    if isinstance(classes, list | tuple):
+        more = f", {len(classes) - 10:,} more" if classes[10:] else ""
+        # Names of folders need not be UTF-8.
+        names = ", ".join(map(str, classes[:10])).encode(errors="backslashreplace").decode()
+        facts.append(f"{len(classes):,} classes ({names}{more})")
+    for name, count in splits.items() if isinstance(splits, Mapping) else ():
+        if isinstance(count, Mapping):
+            count = ", ".join(f"{value:,} {unit}" for unit, value in count.items())
+        facts.append(f"{name} {count:,}" if isinstance(count, int) else f"{name} {count}")
+    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
+    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])

@@ -27,7 +27,7 @@ from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
 from training.durable.attempt.world import AttemptContext, World
 from training.durable.report.progress import ProgressBar
-from training.durable.store.folder import UnfinishedFile, sweep
+from training.durable.store.folder import UnfinishedFile
 from training.durable.store.protocol import Store, StoreError, put_unless_changed
 from training.durable.store.verified import sha256_of
 from training.numerics import code_fingerprint
@@ -148,7 +148,7 @@ def _shards_there(
     indexed = _indexed(store, prefix, num_shards)
     entries = indexed if indexed is not None else list(_listed(store, prefix))
     cache.mkdir(parents=True, exist_ok=True)
-    sweep(cache)
+    UnfinishedFile.sweep(cache)
 
     def is_valid(entry: Mapping[str, Any]) -> bool:
         try:

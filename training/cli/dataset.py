@@ -12,16 +12,14 @@ from pathlib import Path
 from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
-from contract.program import WORKLOAD as PROGRAM
 from contract.progress import progress_record
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
 from training.durable.record.metrics import Events
 from training.durable.report.progress import FileProgressBar, ProgressBar, table
-from training.durable.sources import UNFINISHED
-from training.durable.store.dataset import sync_dataset, wait_for_manifest
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import is_programs_own, list_files, open_dataset
+from training.durable.store.local_dataset import LocalDataset
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +70,7 @@ def _check(options: argparse.Namespace) -> int:
         return _check_content(options.workload, options.folder, as_json=options.json)
     if options.json:
         raise UserError("--json prints what was found in the files; add --workload")
-    dataset = open_dataset(options.folder, again=True)
+    dataset = LocalDataset.open(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
     print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")
@@ -80,18 +78,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _upload(options: argparse.Namespace) -> int:
-    if (options.folder / UNFINISHED).is_file():
-        raise UserError(
-            f"{options.folder} has an unfinished dataset; finish it with the command that began it"
-        )
-    store = open_store(options.dataset_uri)
-    # A program's folder is its user's: nothing is written there.
-    own = list_files(options.folder, PROGRAM, {}) if is_programs_own(options.folder) else None
-    return send(options.folder, store, own)
+    return send(options.folder, open_store(options.dataset_uri))
 
 
 def _sync(options: argparse.Namespace) -> int:
     store = open_store(options.dataset_uri)
+    dataset = StoredDataset(store)
     events = Events(open_store(options.run_uri), options.writer) if options.run_uri else None
 
     def missing() -> None:
@@ -105,7 +97,7 @@ def _sync(options: argparse.Namespace) -> int:
         if options.begun_file is not None:
             options.begun_file.touch()
 
-    if not wait_for_manifest(store, options.wait_seconds, missing):
+    if not dataset.wait(options.wait_seconds, missing):
         print(f"[failed] no manifest.json appeared within {options.wait_seconds:g} s", flush=True)
         return Exit.NO_MANIFEST
     checked_folder(options.out)
@@ -117,7 +109,7 @@ def _sync(options: argparse.Namespace) -> int:
                     options.begun_file.write_bytes(progress_record("dataset", done, size))
             show(done, total, size)
 
-        done = sync_dataset(store, options.out, progress, begun)
+        done = dataset.sync(options.out, progress, begun)
     print(
         f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
         f"{done.megabytes_per_second:.1f} MB/s",
@@ -153,7 +145,7 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     dataset = None
     with redirect_stdout(sys.stderr):
         if (folder / MANIFEST).is_file():
-            dataset = open_dataset(folder, again=True)
+            dataset = LocalDataset.open(folder, again=True)
         with ProgressBar(f"checking {folder.name}", 0) as bar:
             report = workload.check_data(
                 folder, lambda done, total: bar.show(done, "images", total)

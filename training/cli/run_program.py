@@ -69,24 +69,22 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
     program = _program(arguments)
     source = _source(arguments)
     store: Store = common["store"]
-    from training.durable.program.container import SAGEMAKER_ROOT
-    from training.durable.program.job import identity, run_program
+    from training.durable.program.job import run_program
     from training.durable.program.options import ProgramOptions
 
-    usual = SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else common["scratch"] / "ml"
     options = ProgramOptions(
         **common,
         program=program,
         source=source,
         dataset_uri=arguments.dataset_uri,
-        root=(arguments.ml_root or usual).absolute(),
+        root=(arguments.ml_root or ProgramOptions.usual_root(common["scratch"])).absolute(),
         interpreter=arguments.interpreter,
         instance_type=arguments.instance_type,
         hosts=arguments.hosts,
     )
     head, record = Head.read(store), RunConfig.read(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:
-        mine, theirs = identity(options, source_sha256(source)), dict(record.config)
+        mine, theirs = options.identity(source_sha256(source)), dict(record.config)
         if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
             print(f"[ok] {store.uri} is finished already", flush=True)
             return Exit.FINISHED

@@ -26,7 +26,7 @@ from training.cli.run import add_override, count, positive_int
 from training.durable.record.head import Head
 from training.durable.report.page import parse_receipt
 from training.durable.report.progress import table
-from training.durable.store.dataset import local_dataset
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import put_unless_changed
 
@@ -87,7 +87,7 @@ def _sweep(options: argparse.Namespace) -> int:
         print(f"[ok] {options.runs_uri.rstrip('/')}/{SWEEP} has {len(runs)} runs")
         return Exit.FINISHED
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-        dataset = local_dataset(options.dataset_uri, Path(scratch)).folder
+        dataset = StoredDataset(open_store(options.dataset_uri)).fetched(Path(scratch)).folder
         options.memory_limit_mib = _refuse_or_share(options, dataset)
         runs = _kept(options, asked)
         _run_all(options, runs, dataset)

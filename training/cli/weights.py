@@ -16,8 +16,8 @@ from training.durable.errors import name_known
 from training.durable.record.open_run import OpenRun
 from training.durable.report.progress import FileProgressBar
 from training.durable.save.restore import export_snapshot
-from training.durable.store.dataset import local_dataset
-from training.durable.store.folder import UnfinishedFile
+from training.durable.store.dataset import StoredDataset
+from training.durable.store.folder import UnfinishedFile, open_store
 
 if TYPE_CHECKING:
     from torch import nn
@@ -273,7 +273,7 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
         scratch = checked_folder(options.scratch or Path(temporary))
         with redirect_stdout(sys.stderr):
             with FileProgressBar("dataset") as show:
-                dataset = local_dataset(options.dataset_uri, scratch, show)
+                dataset = StoredDataset(open_store(options.dataset_uri)).fetched(scratch, show)
             if dataset.fingerprint != run.record.dataset:
                 print(
                     f"[warning] {options.dataset_uri} is not the dataset that the run was trained "

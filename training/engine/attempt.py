@@ -25,11 +25,11 @@ from training.durable.errors import (
 from training.durable.record.run_config import RunConfig
 from training.durable.report.profiler import StepProfiler
 from training.durable.report.receipt import RunResult
-from training.durable.store.local_dataset import LocalDataset, facts_of
+from training.durable.store.local_dataset import LocalDataset
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.stages import StageSequence
 from training.numerics import code_fingerprint, configure, numerics_key
-from training.registry import module_of
+from training.registry import facts_of, module_of
 from training.settings import recorded
 
 _log = logging.getLogger(__name__)

@@ -17,12 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contract.errors import UserError
-from contract.keys import artifact_prefix
+from contract.keys import EVALUATION, artifact_prefix
 from training.artifacts.prepare import INDEX, make_shard, open_artifact
 from training.durable.attempt.world import AttemptContext
 from training.durable.errors import RunFailedError
 from training.durable.record.open_run import OpenRun
-from training.durable.report.page import EVALUATION
 from training.durable.report.progress import ProgressBar
 from training.durable.save.resume import WEIGHTS, read_checkpoint
 from training.durable.save.weights import Weights

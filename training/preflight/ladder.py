@@ -25,7 +25,7 @@ from contract.errors import UserError
 from contract.keys import ADAPTATION
 from training.durable.errors import AttemptEndedError, RunFailedError
 from training.durable.record.head import Head, read_json_record
-from training.durable.store.protocol import Store, Stored, put_unless_changed
+from training.durable.store.protocol import Store, put_unless_changed
 from training.engine.job import Restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
@@ -76,7 +76,7 @@ def resolve_adaptation(
             return trials[-1].rungs
         found = store.get(ADAPTATION)
         assert found is not None
-        known = _parse(store, found, may_adapt=False)
+        known = _parse(store, found.data, may_adapt=False)
         assert known is not None
     if known:
         _log.info(f"[memory] this run continues with: {', '.join(known)}")
@@ -94,14 +94,14 @@ def _adaptation(request: TrialRequest, trials: Sequence[_Trial]) -> bytes:
     return json.dumps(record, indent=1).encode()
 
 
-def _parse(store: Store, found: Stored, *, may_adapt: bool) -> tuple[str, ...] | None:
+def _parse(store: Store, data: bytes, *, may_adapt: bool) -> tuple[str, ...] | None:
     """Return the rungs; None if they are damaged, unused so far, and may be measured again.
 
     Once there is a checkpoint, rungs other than those it was trained with would change the run.
     """
     try:
         where = f"{store.uri}/{ADAPTATION}"
-        return read_json_record(where, found.data, _FORMAT, lambda record: tuple(record["rungs"]))
+        return read_json_record(where, data, _FORMAT, lambda record: tuple(record["rungs"]))
     except UserError as error:
         head = Head.read(store)
         if not may_adapt or (head is not None and head.checkpoints):

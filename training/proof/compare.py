@@ -13,8 +13,8 @@ from torch import Tensor
 
 from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
 from contract.lineage import Line, generation_of, newest_by_step
+from contract.program import LOSSES
 from contract.samples import lineage_problems
-from training.durable.program.progress import LOSSES
 from training.durable.record.head import Head
 from training.durable.record.history import History
 from training.durable.save.weights import Weights

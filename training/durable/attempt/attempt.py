@@ -26,9 +26,9 @@ from training.durable.record.reopening import with_way_back
 from training.durable.record.run_config import RunConfig, ensure_run_config, now_utc
 from training.durable.report.progress import FileProgressBar
 from training.durable.report.receipt import RunResult, conclude, write_receipt
-from training.durable.store.dataset import read_manifest
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset, is_syncing, open_dataset
+from training.durable.store.local_dataset import LocalDataset, is_syncing
 from training.durable.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ def opened_dataset(uri: str, scratch: Path, watchdog: Watchdog) -> Iterator[Loca
                 if time.monotonic() - began > _QUIET_SECONDS:
                     show(done, total, size)
 
-            dataset = open_dataset(
+            dataset = LocalDataset.open(
                 folder,
                 progress=report,
                 waiting=watchdog.beat,
@@ -227,7 +227,7 @@ def opened_dataset(uri: str, scratch: Path, watchdog: Watchdog) -> Iterator[Loca
 @contextlib.contextmanager
 def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
     """Start the sync into `folder`; stop it when the attempt ends."""
-    read_manifest(open_store(uri))  # reports here what is missing or forbidden
+    StoredDataset(open_store(uri)).require()  # reports here what is missing or forbidden
     command = [sys.executable, "-m", "training", "data", "sync"]
     # A session of its own: Ctrl-C is for the trainer, which saves and then stops the sync.
     sync = subprocess.Popen(

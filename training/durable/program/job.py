@@ -10,10 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from contract.errors import Exit, UserError
 from contract.keys import MANIFEST
@@ -77,7 +76,7 @@ class _ProgramJob:
             workload=WORKLOAD,
             recipe=WORKLOAD,
             overrides={},
-            config=identity(self._options, self._source_sha256),
+            config=self._options.identity(self._source_sha256),
             dataset=self._fingerprint,
             numerics_key={},
         )
@@ -166,17 +165,6 @@ def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> N
     process.signal(number)
     while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
         pass
-
-
-def identity(options: ProgramOptions, source: str) -> dict[str, Any]:
-    """The `config` of config.json; `source` is the checksum of the source folder."""
-    program = options.program
-    return {
-        **asdict(program),
-        "channels": list(program.channels),
-        "metric_definitions": [list(pair) for pair in program.metric_definitions],
-        "source_sha256": source,
-    }
 
 
 def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:

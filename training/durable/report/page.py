@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from contract.keys import EVENTS, LOGS, RECEIPT, REPORT
+from contract.keys import EVALUATION, EVENTS, LOGS, RECEIPT, REPORT
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
@@ -33,7 +33,6 @@ from training.durable.store.protocol import (
 
 _log = logging.getLogger(__name__)
 
-EVALUATION = "evaluation/"
 _PICTURES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.durable.save.listing import FileState, Listing, is_named_log
+from training.durable.save.listing import (
+    FileState,
+    Listing,
+    SnapshotError,
+    is_named_log,
+    list_folder,
+)
 from training.durable.save.process_tree import living_below
 
 _PROC = Path("/proc")
@@ -60,6 +66,14 @@ class QuietTime:
             self.since, self.held_open = now, _NOT_LOOKED
         self.listing = listing
         return now - self.since
+
+    def look_at(self, folder: Path) -> bool:
+        """Record the folder, if it can be listed; return whether it has changed since."""
+        before = self.listing
+        with suppress(SnapshotError):
+            self.look(list_folder(folder))
+        now = self.listing
+        return before is not None and now is not None and before.difference(now) is not None
 
     def is_closed(self) -> bool:
         """Whether no file of the folder is open for writing now."""

@@ -17,23 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from contract.keys import MANIFEST
-from training.durable.dataset_output import locked_folder
+from contract.keys import MANIFEST, UNFINISHED
+from contract.program import WORKLOAD as PROGRAM
+from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
 from training.durable.source_layout import places_of
 from training.durable.store.fetching import fetch_missing
-from training.durable.store.folder import open_store, sweep, write_whole
+from training.durable.store.folder import UnfinishedFile, open_store, write_whole
 from training.durable.store.local_dataset import (
     ARRIVING,
     FileProgress,
     LocalDataset,
     for_each_file,
+    is_programs_own,
+    list_files,
+    manifest_of,
     no_progress,
-    open_dataset,
     parse_manifest,
     syncing,
 )
-from training.durable.store.protocol import Store, Stored
-from training.durable.store.verified import READS, Entry
+from training.durable.store.protocol import Store
+from training.durable.store.verified import READS, Entry, VerifiedFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,99 +55,122 @@ class _SyncResult:
         return self.bytes / 1e6 / max(self.seconds, 1e-9)
 
 
-def upload_dataset(
-    folder: Path, store: Store, progress: FileProgress, manifest: bytes | None = None
-) -> _SyncResult:
-    """Verify and upload a dataset, the manifest last: the folder's, or this one, made just now.
+class StoredDataset:
+    """A dataset in a store: s3://bucket/prefix, or a folder."""
 
-    A file is skipped if the store has it, and has the same checksum for it in its manifest.
-    """
-    began = time.monotonic()
-    if manifest is None:
-        open_dataset(folder, again=True)
-        manifest = (folder / MANIFEST).read_bytes()
-    files = parse_manifest(manifest, str(folder))["files"]
-    before = store.get(MANIFEST)
-    known = parse_manifest(before.data, store.uri)["files"] if before else []
-    same = {(entry["name"], entry["sha256"]) for entry in known}
-    there = store.sizes("")
-    store.sweep("")
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
-    def send(entry: Mapping[str, Any]) -> bool:
-        name = entry["name"]
-        if (name, entry["sha256"]) in same and there.get(name) == entry["bytes"]:
-            return False
-        store.put_file(name, folder / name)
+    @staticmethod
+    def complete(output: Output, workload: str, made: FinishedFiles) -> None:
+        """Write the manifest of a dataset whose files are in place."""
+        name = output.where.rpartition("/")[2]
+        output.write(MANIFEST, manifest_of(name, workload, made.meta, made.files))
+        if isinstance(output, FolderOutput):
+            verified = VerifiedFiles(Path(output.where))
+            for entry in made.files:
+                verified.add(entry)
+
+    @property
+    def manifest(self) -> dict[str, Any] | None:
+        """Its manifest; None if it has none, as while it is uploaded."""
+        found = self._store.get(MANIFEST)
+        return parse_manifest(found.data, self._store.uri) if found else None
+
+    def require(self) -> bytes:
+        """Return the content of its manifest; UserError if there is none."""
+        found = self._store.get(MANIFEST)
+        if found is None:
+            raise UserError(
+                f"{self._store.uri} has no {MANIFEST}; upload a dataset with "
+                f"`python -m training data upload DIR --dataset-uri {self._store.uri}`"
+            )
+        return found.data
+
+    def wait(self, wait_seconds: float, missing: Callable[[], None]) -> bool:
+        """Wait for a manifest; return whether it came. `missing` is called if it must come yet."""
+        deadline = time.monotonic() + wait_seconds
+        is_reported = False
+        while self._store.get(MANIFEST) is None:
+            if not is_reported:
+                is_reported = True
+                missing()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(5.0, max(0.05, wait_seconds / 100), left))
         return True
 
-    fetched = for_each_file(files, send, progress)
-    store.put(MANIFEST, manifest)
-    return _synced(files, fetched, began)
+    def upload(self, folder: Path, progress: FileProgress) -> _SyncResult:
+        """Verify and upload a folder, the manifest last.
 
+        A program's folder is its user's: the manifest lists all its files as they are now, and is
+        written to the store only. A file is skipped if the store has it, and has the same checksum
+        for it in its manifest.
+        """
+        began, store = time.monotonic(), self._store
+        if (folder / UNFINISHED).is_file():
+            raise UserError(
+                f"{folder} has an unfinished dataset; finish it with the command that began it"
+            )
+        if is_programs_own(folder):
+            manifest = list_files(folder, PROGRAM, {})
+        else:
+            LocalDataset.open(folder, again=True)
+            manifest = (folder / MANIFEST).read_bytes()
+        files = parse_manifest(manifest, str(folder))["files"]
+        before = self.manifest
+        known = before["files"] if before else []
+        same = {(entry["name"], entry["sha256"]) for entry in known}
+        there = store.sizes("")
+        store.sweep("")
 
-def wait_for_manifest(store: Store, wait_seconds: float, missing: Callable[[], None]) -> bool:
-    """Wait for a manifest; return whether it is there. `missing` is called once if it is not."""
-    deadline = time.monotonic() + wait_seconds
-    is_reported = False
-    while store.get(MANIFEST) is None:
-        if not is_reported:
-            is_reported = True
-            missing()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(5.0, max(0.05, wait_seconds / 100), left))
-    return True
+        def send(entry: Mapping[str, Any]) -> bool:
+            name = entry["name"]
+            if (name, entry["sha256"]) in same and there.get(name) == entry["bytes"]:
+                return False
+            store.put_file(name, folder / name)
+            return True
 
+        fetched = for_each_file(files, send, progress)
+        store.put(MANIFEST, manifest)
+        return _synced(files, fetched, began)
 
-def read_manifest(store: Store) -> Stored:
-    """Return the manifest in the store; UserError if there is none."""
-    found = store.get(MANIFEST)
-    if found is None:
-        raise UserError(
-            f"{store.uri} has no {MANIFEST}; upload a dataset with "
-            f"`python -m training data upload DIR --dataset-uri {store.uri}`"
-        )
-    return found
+    def sync(
+        self, out: Path, progress: FileProgress, begun: Callable[[], None] = lambda: None
+    ) -> _SyncResult:
+        """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
 
+        Once `begun` is called, whoever opens the folder can use each file as soon as it is
+        verified, and can ask for files to be fetched first (`LocalDataset.expect`).
+        """
+        began, store, manifest = time.monotonic(), self._store, self.require()
+        files = parse_manifest(manifest, store.uri)["files"]
+        out.mkdir(parents=True, exist_ok=True)
+        if out.resolve() == Path(store.uri).resolve():
+            LocalDataset.open(out, again=True)
+            return _synced(files, [], began)
+        if not (out / MANIFEST).exists() and not (out / ARRIVING).exists():
+            for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
+                raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
+        # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
+        write_whole(out / ARRIVING, manifest)
+        with syncing(out):
+            UnfinishedFile.sweep(out)
+            write_whole(out / ARRIVING, manifest)
+            begun()
+            fetched = fetch_missing(store, files, out, progress)
+            (out / READS).unlink(missing_ok=True)
+            (out / ARRIVING).replace(out / MANIFEST)
+        return _synced(files, fetched, began)
 
-def sync_dataset(
-    store: Store, out: Path, progress: FileProgress, begun: Callable[[], None] = lambda: None
-) -> _SyncResult:
-    """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
-
-    Once `begun` is called, whoever opens the folder can use each file as soon as it is verified,
-    and can ask for files to be fetched first (`LocalDataset.expect`).
-    """
-    began = time.monotonic()
-    found = read_manifest(store)
-    files = parse_manifest(found.data, store.uri)["files"]
-    out.mkdir(parents=True, exist_ok=True)
-    if out.resolve() == Path(store.uri).resolve():
-        open_dataset(out, again=True)
-        return _synced(files, [], began)
-    if not (out / MANIFEST).exists() and not (out / ARRIVING).exists():
-        for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
-            raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
-    # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
-    write_whole(out / ARRIVING, found.data)
-    with syncing(out):
-        sweep(out)
-        write_whole(out / ARRIVING, found.data)
-        begun()
-        fetched = fetch_missing(store, files, out, progress)
-        (out / READS).unlink(missing_ok=True)
-        (out / ARRIVING).replace(out / MANIFEST)
-    return _synced(files, fetched, began)
-
-
-def local_dataset(uri: str, scratch: Path, progress: FileProgress = no_progress) -> LocalDataset:
-    """Open a dataset in a folder, or synced from S3 into `scratch`."""
-    folder = Path(uri)
-    if uri.startswith("s3://"):
-        folder = scratch / "dataset"
-        sync_dataset(open_store(uri), folder, progress)
-    return open_dataset(folder)
+    def fetched(self, scratch: Path, progress: FileProgress = no_progress) -> LocalDataset:
+        """Open it here; from S3 it is synced into `scratch` first."""
+        folder = Path(self._store.uri)
+        if self._store.uri.startswith("s3://"):
+            folder = scratch / "dataset"
+            self.sync(folder, progress)
+        return LocalDataset.open(folder)
 
 
 def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> _SyncResult:
@@ -197,7 +223,7 @@ def stored_source(uri: str) -> list[_StoredFile]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoreOutput:
+class StoreOutput(Output):
     """A dataset that is uploaded file by file; only unfinished files are on this machine."""
 
     uri: str

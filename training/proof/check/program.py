@@ -13,7 +13,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -25,7 +24,6 @@ from contract.keys import RECEIPT
 from training.durable.record.head import Head
 from training.durable.record.history import History
 from training.durable.record.metrics import Events
-from training.durable.save.listing import SnapshotError, list_folder
 from training.durable.save.quiet import QuietTime
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
@@ -80,11 +78,7 @@ class _Attempt:
 
     def is_saving(self) -> bool:
         """Whether something in its folder has changed since the last look."""
-        before = self._quiet.listing
-        with suppress(SnapshotError):
-            self._quiet.look(list_folder(self._folder))
-        now = self._quiet.listing
-        return before is not None and now is not None and before.difference(now) is not None
+        return self._quiet.look_at(self._folder)
 
     def obstacle(self) -> str | None:
         """Return what keeps its folder from being snapshotted, as a clause."""
