@@ -11,6 +11,7 @@ from typing import Any
 from contract.errors import UserError
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
+from contract.readable import duration
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing.cli.tables import cell, heading
 from stacks.guard import fleet
@@ -19,7 +20,6 @@ from stacks.guard.ledger import Ledger
 from training.durable.record.head import Head
 from training.durable.record.history import History
 from training.durable.record.run_config import RunConfig
-from training.durable.report.progress import duration
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import get_each
 

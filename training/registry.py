@@ -3,17 +3,17 @@
 WORKLOADS is the only place that names a workload. Imports no torch before one is loaded.
 """
 
+import difflib
 import importlib
 import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from contract.errors import UserError
 from contract.program import WORKLOAD as PROGRAM
-from training.durable.errors import name_known
 from training.settings import Settings, changed, field_places
 
 if TYPE_CHECKING:
@@ -37,6 +37,16 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     "imagenet": ("epochs_16", "epochs_40", "epochs_88", "full", "laptop"),
     "trajectory": ("full", "laptop", "magvit_b", "magvit_full", "magvit_laptop", "reference"),
 }
+
+
+def name_known(given: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence on an unknown name: the closest match, and all known names."""
+    names = list(known)
+    if not names:
+        return "none is known; add it"
+    close = difflib.get_close_matches(given, names, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}known are {', '.join(names)}"
 
 
 def check_recipe(workload: str | None, recipe: str | None) -> None:

@@ -24,7 +24,7 @@ from training.durable.record.head import (
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, Metrics
 from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.resume import CheckpointContent
 from training.durable.save.state import LiveState, SaveRequest
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Upload
@@ -156,7 +156,7 @@ class Scene:
         assert head is not None
         found = []
         for entry in head.checkpoints:
-            snapshot = read_checkpoint(self.store, entry)
+            snapshot = CheckpointContent.read(self.store, entry)
             weights = snapshot.tensors["model"]["w"]
             assert bool((weights == weights[0]).all())
             found.append((entry.step, float(weights[0])))

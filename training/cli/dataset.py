@@ -13,10 +13,11 @@ from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
 from contract.progress import progress_record
+from contract.readable import table
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
 from training.durable.record.metrics import Events
-from training.durable.report.progress import FileProgressBar, ProgressBar, table
+from training.durable.report.progress import FileProgressBar, ProgressBar
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
 from training.durable.store.local_dataset import LocalDataset

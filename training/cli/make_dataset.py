@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place
 from contract.keys import MANIFEST, UNFINISHED
+from contract.readable import readable
 from training.cli.next_commands import show_next
 from training.cli.run import add_override, checked_folder, positive_int
 from training.durable.dataset_output import FolderOutput, Output
 from training.durable.errors import MachineError
-from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar
+from training.durable.report.progress import FileProgressBar, ProgressBar
 from training.durable.sources import Brought, ImportSource
 from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source
 from training.durable.store.folder import open_store
@@ -158,7 +159,7 @@ def _import_packed(
         )
         began = time.monotonic()
         try:
-            with RateBar(f"packing {len(files)} files") as bar:
+            with _RateBar(f"packing {len(files)} files") as bar:
                 made = packing.pack_dataset(files, output, options.seed, bar)
             StoredDataset.complete(output, name, made)
         except OSError as error:
@@ -172,6 +173,18 @@ def _import_packed(
         send(options.out, open_store(options.dataset_uri))
     manifest: Mapping[str, Any] = json.loads(output.read(MANIFEST) or b"")
     return manifest
+
+
+class _RateBar(ProgressBar):
+    """Progress with the rate so far; the first call sets the number and what was done before."""
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._total:
+            self._first, self._began = done, time.monotonic()
+            self._begin(total)
+        elif self.is_due or done == total:
+            rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+            self.show(done, f"{readable(rate)}/s" if done > self._first else "", total)
 
 
 def _output(options: argparse.Namespace, workload: str) -> Output:

@@ -17,8 +17,8 @@ from typing import Any
 
 from contract.description import WorkloadDescription
 from contract.errors import Exit, UserError
+from contract.readable import table
 from training.cli.run import add_override, checked_file, import_from
-from training.durable.report.progress import table
 from training.settings import changed
 
 _DEFAULT_OUT = Path("sizing/footprints.json")

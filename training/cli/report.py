@@ -8,7 +8,7 @@ from contract.errors import Exit
 from contract.keys import REPORT
 from training.cli.run import RUN_URI, checked_file, positive
 from training.durable.record.open_run import OpenRun
-from training.durable.report.page import summary, write_report
+from training.durable.report.page import write_report
 from training.durable.report.sweep import SweptRuns
 
 
@@ -40,7 +40,7 @@ def _report(options: argparse.Namespace) -> int:
     store, head = run.store, run.head
     if options.out is not None:
         checked_file(options.out)
-    history = write_report(store, run.record, head, options.usd_per_hour)
+    history, summary = write_report(store, run.record, head, options.usd_per_hour)
     if options.out is not None:
         store.get_file(REPORT, options.out)
     if options.json:
@@ -56,6 +56,6 @@ def _report(options: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=1))
     else:
-        print(summary(history, run.record, head, options.usd_per_hour))
+        print(summary)
         print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
     return Exit.FINISHED

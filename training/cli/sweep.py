@@ -21,11 +21,11 @@ from typing import Any
 
 from contract.errors import Exit, UserError
 from contract.keys import ARTIFACTS, RECEIPT, SWEEP
+from contract.readable import table
 from contract.sweep import Sweep, drawn_runs
 from training.cli.run import add_override, count, positive_int
 from training.durable.record.head import Head
 from training.durable.report.page import parse_receipt
-from training.durable.report.progress import table
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import put_unless_changed

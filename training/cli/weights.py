@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from contract.errors import Exit, UserError
 from training.cli.run import RUN_URI, checked_file, checked_folder
-from training.durable.errors import name_known
 from training.durable.record.open_run import OpenRun
 from training.durable.report.progress import FileProgressBar
 from training.durable.save.restore import export_snapshot
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import UnfinishedFile, open_store
+from training.registry import name_known
 
 if TYPE_CHECKING:
     from torch import nn

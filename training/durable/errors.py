@@ -1,9 +1,8 @@
 """The expected ways to end without a result, which are not bugs, and the contract's exit codes."""
 
-import difflib
 import errno
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from contract.errors import Exit, UserError
@@ -61,16 +60,6 @@ class GoBackError(RuntimeError):
     def __init__(self, divergence: Divergence | None) -> None:
         super().__init__("training diverged")
         self.divergence = divergence
-
-
-def name_known(given: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence on an unknown name: the closest match, and all known names."""
-    names = list(known)
-    if not names:
-        return "none is known; add it"
-    close = difflib.get_close_matches(given, names, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}known are {', '.join(names)}"
 
 
 def exit_code_of(act: Callable[[], int]) -> int:

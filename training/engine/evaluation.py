@@ -23,7 +23,7 @@ from training.durable.attempt.world import AttemptContext
 from training.durable.errors import RunFailedError
 from training.durable.record.open_run import OpenRun
 from training.durable.report.progress import ProgressBar
-from training.durable.save.resume import WEIGHTS, read_checkpoint
+from training.durable.save.resume import CheckpointContent
 from training.durable.save.weights import Weights
 from training.durable.store.local_dataset import LocalDataset
 from training.engine.batches import MicroBatch, to_device
@@ -259,11 +259,11 @@ def _prior(run: OpenRun, stage: str) -> Prior | None:
     end = run.head.end_of(stage)
     if end is None:
         return None
-    snapshot = read_checkpoint(run.store, end, WEIGHTS)
+    snapshot = CheckpointContent.read_weights(run.store, end)
     return Prior(
         stage=stage,
         step=end.step,
         model=snapshot.weights,
         metrics=snapshot.state["position"]["results"][stage],
-        optimizer=lambda: state_by_name(read_checkpoint(run.store, end, {OPTIMIZER})),
+        optimizer=lambda: state_by_name(CheckpointContent.read(run.store, end, {OPTIMIZER})),
     )

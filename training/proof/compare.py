@@ -19,7 +19,6 @@ from training.durable.record.head import Head
 from training.durable.record.history import History
 from training.durable.save.weights import Weights
 from training.durable.store.protocol import Store
-from training.durable.store.transfer import receive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +106,7 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
             if sizes.get(key) != file.bytes:
                 broken.append(f"the head names {key} of {file.bytes} bytes; found {sizes.get(key)}")
             elif key not in known:
-                known[key] = receive(store, key, file, lambda start, block: None)
+                known[key] = file.is_intact(store, key)
                 if not known[key]:
                     broken.append(f"the head names {key}, which does not match its SHA-256")
     return broken

@@ -14,7 +14,7 @@ from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.head import Head
 from training.durable.record.open_run import OpenRun
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.resume import CheckpointContent
 from training.durable.save.weights import Weights
 from training.durable.store.folder import FolderStore
 from training.preflight.preflight import _create_extended
@@ -96,7 +96,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
         put_file(self, key, path)
         copied.append(key)
         for entry in head.checkpoints:
-            read_checkpoint(store, entry)
+            CheckpointContent.read(store, entry)
 
     monkeypatch.setattr(FolderStore, "put_file", put_and_read)
     _create_extended(OpenRun.of_workload(steady.uri), store, "ours", "i-2")

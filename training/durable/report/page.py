@@ -65,8 +65,8 @@ def write_report(
     usd_per_hour: float | None = None,
     *,
     first: Callable[[History], None] = lambda history: None,
-) -> History:
-    """Write the page into the run, but not over a newer one; return the history that it shows.
+) -> tuple[History, str]:
+    """Write the page into the run, but not over a newer one; return the history, and a summary.
 
     `first` is called with that history beforehand, for a receipt that the page shows.
     """
@@ -75,7 +75,8 @@ def write_report(
     first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
-    verdict, _, more = summary(history, record, head, usd_per_hour).partition(". ")
+    summary = _summary(history, record, head, usd_per_hour)
+    verdict, _, more = summary.partition(". ")
     written = page(
         title=f"{record.run_id}: {record.workload} / {record.recipe}",
         verdict=f"{verdict}.",
@@ -92,10 +93,10 @@ def write_report(
     )
     if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
-    return history
+    return history, summary
 
 
-def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
+def _summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
     """Describe the run in a few sentences."""
     attempts = history.attempts
     lost, gaps = history.repeated_seconds, sum(history.gaps())

@@ -41,8 +41,7 @@ from training.durable.save.state import STATE
 from training.durable.store.protocol import Store, StoreError
 from training.durable.store.transfer import FileEntry, receive
 
-# What a model computes with: its own state, and its moving average.
-WEIGHTS = frozenset({"model", "ema"})
+_WEIGHTS = frozenset({"model", "ema"})
 _NUM_NAMED = 5
 
 
@@ -58,19 +57,24 @@ class CheckpointContent:
         """The weights to evaluate and export: the moving average if the stage has one."""
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
+    @classmethod
+    def read(
+        cls, store: Store, entry: CheckpointEntry, parts: Container[str] | None = None
+    ) -> "CheckpointContent":
+        """Read and verify one checkpoint, or some of its parts; may raise DamagedCheckpointError.
+
+        A failed read is repeated once: data may have been damaged in transit.
+        """
+        return read_twice(entry, lambda: _read_checkpoint(store, entry, parts))
+
+    @classmethod
+    def read_weights(cls, store: Store, entry: CheckpointEntry) -> "CheckpointContent":
+        """Read what a model computes with: its own state, and its moving average."""
+        return cls.read(store, entry, _WEIGHTS)
+
     def take(self, part: str) -> dict[str, Tensor]:
         """Hand over a part's tensors, which this object then no longer holds."""
         return self.tensors.pop(part)
-
-
-def read_checkpoint(
-    store: Store, entry: CheckpointEntry, parts: Container[str] | None = None
-) -> CheckpointContent:
-    """Read and verify one checkpoint, or some of its parts; may raise DamagedCheckpointError.
-
-    A failed read is repeated once: data may have been damaged in transit.
-    """
-    return read_twice(entry, lambda: _read_checkpoint(store, entry, parts))
 
 
 def _read_checkpoint(
@@ -318,57 +322,67 @@ def _reader(number: int, file: FileEntry, size: int) -> int:
     return (int(match[1]) if match else number) % size
 
 
-AnyContent: TypeAlias = CheckpointContent | ShardedContent
+_AnyContent: TypeAlias = CheckpointContent | ShardedContent
 
 
-def find_newest(
-    context: AttemptContext,
-    is_sharded: Callable[[str], bool],
-    verify_beginning: Callable[[Position], None],
-) -> tuple[Loaded[AnyContent] | None, Sequence[tuple[str, str]]]:
-    """On rank 0, find the newest valid checkpoint, and those passed over as (name, reason).
+class Resume:
+    """The search for where an attempt resumes, in which all its ranks take part."""
 
-    `verify_beginning` raises DamagedCheckpointError or StoreError if the stage end that the
-    checkpoint's stage started from cannot be used. Meanwhile the other ranks are in `follow`.
-    """
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
 
-    def read(store: Store, entry: CheckpointEntry) -> AnyContent:
-        snapshot = _read(context, is_sharded, store, entry)
-        try:
-            if entry.kind != "stage-end":
-                verify_beginning(Position.from_json(snapshot.state["position"]))
-        except (DamagedCheckpointError, StoreError) as error:
-            raise type(error)(f"{error}, and its stage started from there") from error
-        return snapshot
+    def find_newest(
+        self,
+        is_sharded: Callable[[str], bool],
+        verify_beginning: Callable[[Position], None],
+    ) -> tuple[Loaded[_AnyContent] | None, Sequence[tuple[str, str]]]:
+        """On rank 0, find the newest valid checkpoint, and those passed over as (name, reason).
 
-    store = context.supervisor.hearing(context.store)
-    found = newest_valid(store, context.lease, context.events, read)
-    context.world.share(None)
-    return found
+        `verify_beginning` raises DamagedCheckpointError or StoreError if the stage end that the
+        checkpoint's stage started from cannot be used. Meanwhile the other ranks are in `follow`.
+        """
 
+        def read(store: Store, entry: CheckpointEntry) -> _AnyContent:
+            snapshot = _read(self._context, is_sharded, store, entry)
+            try:
+                if entry.kind != "stage-end":
+                    verify_beginning(Position.from_json(snapshot.state["position"]))
+            except (DamagedCheckpointError, StoreError) as error:
+                raise type(error)(f"{error}, and its stage started from there") from error
+            return snapshot
 
-def follow(context: AttemptContext) -> ShardedContent | None:
-    """On the other ranks, verify what rank 0 asks for; return the last, kept in memory."""
-    kept: ShardedContent | None = None
-    while (asked := context.world.share(None)) is not None:
-        kept = ShardedContent(context.store, *asked)
-        context.world.gather(kept.verify(context.world.rank, context.world.size))
-    return kept
+        context = self._context
+        store = context.supervisor.hearing(context.store)
+        found = newest_valid(store, context.lease, context.events, read)
+        context.world.share(None)
+        return found
 
+    def follow(self) -> ShardedContent | None:
+        """On the other ranks, verify what rank 0 asks for; return the last, kept in memory."""
+        context = self._context
+        kept: ShardedContent | None = None
+        while (asked := context.world.share(None)) is not None:
+            kept = ShardedContent(context.store, *asked)
+            context.world.gather(kept.verify(context.world.rank, context.world.size))
+        return kept
 
-def share_snapshot(
-    context: AttemptContext, position: Position | None, snapshot: AnyContent | None
-) -> tuple[Position | None, AnyContent | None]:
-    """Share what rank 0 has found; each rank has its own part of a sharded checkpoint."""
-    world = context.world
-    position = world.share(position)
-    state = world.share(snapshot.state if world.leads and snapshot is not None else None)
-    if not world.share(isinstance(snapshot, CheckpointContent)) or state is None:
-        return position, snapshot if state is not None else None
-    given = snapshot.tensors if world.leads and isinstance(snapshot, CheckpointContent) else None
-    parts = world.share(() if given is None else tuple(given))
-    tensors = {part: world.share_tensors(None if given is None else given[part]) for part in parts}
-    return position, CheckpointContent(tensors=tensors, state=state)
+    def share(
+        self, position: Position | None, snapshot: _AnyContent | None
+    ) -> tuple[Position | None, _AnyContent | None]:
+        """Share what rank 0 has found; each rank has its own part of a sharded checkpoint."""
+        world = self._context.world
+        position = world.share(position)
+        state = world.share(snapshot.state if world.leads and snapshot is not None else None)
+        if not world.share(isinstance(snapshot, CheckpointContent)) or state is None:
+            return position, snapshot if state is not None else None
+        given = (
+            snapshot.tensors if world.leads and isinstance(snapshot, CheckpointContent) else None
+        )
+        parts = world.share(() if given is None else tuple(given))
+        tensors = {
+            part: world.share_tensors(None if given is None else given[part]) for part in parts
+        }
+        return position, CheckpointContent(tensors=tensors, state=state)
 
 
 def _read(
@@ -376,9 +390,9 @@ def _read(
     is_sharded: Callable[[str], bool],
     store: Store,
     entry: CheckpointEntry,
-) -> AnyContent:
+) -> _AnyContent:
     if not is_sharded(entry.stage):
-        return read_checkpoint(store, entry)
+        return CheckpointContent.read(store, entry)
     state = read_twice(entry, lambda: read_state(store, entry))
     slices = slices_of(store, entry, state)
     state.pop(SLICES, None)

@@ -23,10 +23,9 @@ from training.durable.record.head import CheckpointEntry
 from training.durable.record.open_run import OpenRun
 from training.durable.save.layout import lay_out
 from training.durable.save.resume import (
-    WEIGHTS,
+    CheckpointContent,
     fill_slices,
     misfit,
-    read_checkpoint,
     read_state,
     read_tensors,
     slices_of,
@@ -86,7 +85,7 @@ class Weights:
 
 def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
     try:
-        snapshot = read_checkpoint(run.store, entry, WEIGHTS)
+        snapshot = CheckpointContent.read_weights(run.store, entry)
     except DamagedCheckpointError as error:
         raise UserError(f"checkpoint {entry.name} is damaged: {error}; use another one") from error
     position = snapshot.state["position"]

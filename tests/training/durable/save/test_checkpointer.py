@@ -16,7 +16,7 @@ from training.durable.record.head import Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
 from training.durable.save.checkpointer import Checkpointer
 from training.durable.save.policy import CheckpointPolicy
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.resume import CheckpointContent
 from training.durable.save.state import HostCopies
 from training.durable.store.protocol import AnswerLostError, StoreError
 
@@ -377,7 +377,7 @@ def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
         scene.context, checkpointer, 1, lambda: scene.capture(1), is_sharded=False
     )
     policy.save_stage_end(scene.position(1))
-    snapshot = read_checkpoint(scene.store, scene.context.lease.head.checkpoints[-1])
+    snapshot = CheckpointContent.read(scene.store, scene.context.lease.head.checkpoints[-1])
     assert 1000.0 <= snapshot.state["spent_seconds"] < 1100.0
     assert snapshot.state["step"] == 1
 

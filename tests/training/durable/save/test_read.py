@@ -13,7 +13,7 @@ from training.durable.attempt.resume_point import DamagedCheckpointError, newest
 from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry, Position, Retention, checkpoint_name
 from training.durable.record.metrics import Events
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.resume import CheckpointContent
 from training.durable.save.state import LiveState, SaveRequest, TensorSource, _find_nan
 from training.durable.save.weights import weights_sha256
 from training.durable.store.folder import FolderStore, open_store
@@ -59,7 +59,7 @@ def test_fails_for_a_state_that_json_cannot_hold() -> None:
 def test_a_checkpoint_is_read_as_it_was_written(store_uri: str) -> None:
     store = open_store(store_uri)
     entry = save(store, 12, 0.5)
-    back = read_checkpoint(store, entry)
+    back = CheckpointContent.read(store, entry)
     assert back.state == {"step": 12}
     assert torch.equal(back.tensors["model"]["w"], torch.full((3, 5), 0.5))
     assert back.tensors["optimizer"] == {}
@@ -68,7 +68,9 @@ def test_a_checkpoint_is_read_as_it_was_written(store_uri: str) -> None:
 def test_what_is_read_lies_in_aligned_memory(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     tensors = {f"t{k}": torch.ones(k + 1) for k in range(9)}
-    back = read_checkpoint(store, write(store, LiveState(tensors={"model": tensors}, state={})))
+    back = CheckpointContent.read(
+        store, write(store, LiveState(tensors={"model": tensors}, state={}))
+    )
     assert all(tensor.data_ptr() % 16 == 0 for tensor in back.tensors["model"].values())
 
 
@@ -82,7 +84,7 @@ def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) 
     state.write_bytes(state.read_bytes()[:-1])
     for entry in entries:
         lease.publish(entry, retention=Retention(newest=9))
-    loaded, passed_over = newest_valid(store, lease, events, read_checkpoint)
+    loaded, passed_over = newest_valid(store, lease, events, CheckpointContent.read)
     assert loaded is not None
     assert loaded.entry == entries[1]
     assert passed_over == (
@@ -92,16 +94,18 @@ def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) 
     for entry in entries[:2]:
         (root / entry.name / "state.json").unlink()
     with pytest.raises(MachineError, match=r"none of the 4 checkpoints .* all of them are kept"):
-        newest_valid(store, lease, events, read_checkpoint)
+        newest_valid(store, lease, events, CheckpointContent.read)
     with pytest.raises(DamagedCheckpointError):
-        read_checkpoint(store, entries[3])
+        CheckpointContent.read(store, entries[3])
 
 
 def test_tied_and_strided_tensors_can_be_kept(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     tensors = {"a": shared, "b": shared, "c": shared.t(), "d": shared[:, ::2]}
     store = FolderStore(tmp_path)
-    back = read_checkpoint(store, write(store, LiveState(tensors={"model": tensors}, state={})))
+    back = CheckpointContent.read(
+        store, write(store, LiveState(tensors={"model": tensors}, state={}))
+    )
     assert all(torch.equal(back.tensors["model"][name], tensors[name]) for name in tensors)
     assert back.tensors["model"]["c"].is_contiguous()
 

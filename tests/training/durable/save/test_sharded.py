@@ -20,7 +20,7 @@ from training.durable.errors import GoBackError
 from training.durable.record.head import Head, Position
 from training.durable.save.checkpointer import Checkpointer
 from training.durable.save.policy import CheckpointPolicy
-from training.durable.save.resume import ShardedContent, read_checkpoint, read_state, slices_of
+from training.durable.save.resume import CheckpointContent, ShardedContent, read_state, slices_of
 from training.durable.save.state import LiveState
 from training.durable.store.folder import FolderStore
 from training.engine.optimizer import create_optimizer_state, flatten_state, unflatten_state
@@ -104,7 +104,7 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
         "model.rank-0001.safetensors",
         "state.json",
     ]
-    snapshot = read_checkpoint(store, entry)
+    snapshot = CheckpointContent.read(store, entry)
     assert snapshot.state["k"] == 1
     for name, tensor in whole_tensors().items():
         assert snapshot.tensors["model"][name].dtype == tensor.dtype
@@ -113,7 +113,7 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
 
     flip(tmp_path / "run" / "checkpoints" / entry.name / "model.rank-0001.safetensors", -1)
     with pytest.raises(DamagedCheckpointError, match=r"rank-0001\.safetensors does not match"):
-        read_checkpoint(store, entry)
+        CheckpointContent.read(store, entry)
 
 
 def write_with_a_nan(world: World, root: Path) -> None:

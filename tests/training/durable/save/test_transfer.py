@@ -11,7 +11,7 @@ import torch
 
 from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.record.head import CheckpointEntry, Position
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.resume import CheckpointContent
 from training.durable.save.state import LiveState, SaveRequest, TensorSource
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store
@@ -113,7 +113,7 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
     files = TensorSource(store, request, capture).send("x", TransferProgress(), [])
     entry = replace(entry, files=files)
-    read_checkpoint(store, entry)
+    CheckpointContent.read(store, entry)
     for file in files:
         path = tmp_path / "checkpoints" / "x" / file.name
         whole = path.read_bytes()
@@ -122,12 +122,12 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
             damaged[place] ^= 0x10
             path.write_bytes(damaged)
             with pytest.raises(DamagedCheckpointError, match=f"^{file.name}"):
-                read_checkpoint(store, entry)
+                CheckpointContent.read(store, entry)
         path.write_bytes(whole[:-1])
         with pytest.raises(DamagedCheckpointError, match="bytes instead of"):
-            read_checkpoint(store, entry)
+            CheckpointContent.read(store, entry)
         path.write_bytes(whole)
-    assert read_checkpoint(store, entry).state == {"step": 1}
+    assert CheckpointContent.read(store, entry).state == {"step": 1}
 
 
 def test_two_parts_that_changed_places_are_found(tmp_path: Path) -> None:
