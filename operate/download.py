@@ -11,8 +11,7 @@ from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
 from training.cli.main import main as training
-from training.durable.record.open_run import OpenRun
-from training.durable.report.page import write_report
+from training.durable import OpenRun, write_report
 
 
 def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from itertools import chain
 from typing import Any
 
 from contract.keys import EVENTS, LOGS
-from training.durable.record.history import History
-from training.durable.store.protocol import Store, get_each
+from training.durable import History, Store, get_each
 
 # One line for steps per this many seconds of training.
 _STEP_SECONDS = 5.0

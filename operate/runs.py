@@ -10,10 +10,7 @@ from contract.errors import UserError
 from contract.keys import HEAD, RUNS
 from contract.stack_names import DESCRIPTIONS
 from stacks.guard.settings import GuardSettings, client
-from training.durable.record.head import Head
-from training.durable.record.open_run import OpenRun
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Head, OpenRun, Store, open_store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,7 @@ from sizing.cli.tables import cell, heading
 from stacks.guard import fleet
 from stacks.guard.fleet import SPOT, StackInstance
 from stacks.guard.ledger import Ledger
-from training.durable.record.head import Head
-from training.durable.record.history import History
-from training.durable.record.run_config import RunConfig
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import get_each
+from training.durable import Head, History, RunConfig, get_each, open_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

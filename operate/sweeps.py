@@ -17,8 +17,7 @@ from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
 from operate.control import say, stop_process
 from operate.runs import run_buckets
 from stacks.sagemaker.service_jobs import JobState, QueuedSweep, patient_client
-from training.durable.report.sweep import SweptRuns
-from training.durable.store.folder import open_store
+from training.durable import SweptRuns, open_store
 
 _POLL_SECONDS = 2.0
 _QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE")

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from training.durable.data_report import DataReport
-from training.durable.dataset_output import FinishedFiles, Output
-from training.durable.sources import Brought, ClassFolders, SourceFile
+from training.durable import Brought, ClassFolders, DataReport, FinishedFiles, Output, SourceFile
 from training.randomness import drawing_from as drawing_from
 from training.randomness import shuffled
 from training.settings import Milestones as Milestones

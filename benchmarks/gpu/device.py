@@ -16,14 +16,19 @@ from torch import Tensor
 
 from benchmarks.gpu.session import Session
 from contract.grammar import Interval
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.attempt.world import AttemptContext, RankEnvironment, World
-from training.durable.record.head import Head, Position
-from training.durable.record.metrics import Events
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import CheckpointPolicy
-from training.durable.save.state import LiveState
-from training.durable.store.folder import open_store
+from training.durable import (
+    AttemptContext,
+    Checkpointer,
+    CheckpointPolicy,
+    Events,
+    Head,
+    LiveState,
+    Position,
+    RankEnvironment,
+    Supervisor,
+    World,
+    open_store,
+)
 
 _NUM_SAVES = 6
 _SAVE_SECONDS = 60.0

@@ -26,10 +26,15 @@ from torch import Tensor
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
-from training.durable.attempt.world import AttemptContext, World
-from training.durable.report.progress import ProgressBar
-from training.durable.store.folder import UnfinishedFile
-from training.durable.store.protocol import Store, StoreError, put_unless_changed
+from training.durable import (
+    AttemptContext,
+    ProgressBar,
+    Store,
+    StoreError,
+    UnfinishedFile,
+    World,
+    put_unless_changed,
+)
 from training.numerics import code_fingerprint
 from training.randomness import seed_torch
 from training.workload import Inputs, Prepare

@@ -16,11 +16,14 @@ from contract.progress import progress_record
 from contract.readable import table
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
-from training.durable.record.metrics import Events
-from training.durable.report.progress import FileProgressBar, ProgressBar
-from training.durable.store.dataset import StoredDataset
-from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset
+from training.durable import (
+    Events,
+    FileProgressBar,
+    LocalDataset,
+    ProgressBar,
+    StoredDataset,
+    open_store,
+)
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

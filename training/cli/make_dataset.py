@@ -22,14 +22,21 @@ from contract.keys import MANIFEST, UNFINISHED
 from contract.readable import readable
 from training.cli.next_commands import show_next
 from training.cli.run import add_override, checked_folder, positive_int
-from training.durable.dataset_output import FolderOutput, Output
-from training.durable.errors import MachineError
-from training.durable.report.progress import FileProgressBar, ProgressBar
-from training.durable.sources import Brought, ImportSource
-from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source
-from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset
-from training.durable.store.protocol import Store
+from training.durable import (
+    Brought,
+    FileProgressBar,
+    FolderOutput,
+    ImportSource,
+    LocalDataset,
+    MachineError,
+    Output,
+    ProgressBar,
+    Store,
+    StoredDataset,
+    StoreOutput,
+    open_store,
+    stored_source,
+)
 from training.registry import facts_of
 
 if TYPE_CHECKING:

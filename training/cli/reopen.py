@@ -12,12 +12,7 @@ from dataclasses import replace
 from contract.errors import Exit, UserError
 from contract.keys import ADAPTATION, CONFIG, RECEIPT
 from training.cli.run import RUN_URI, add_override, add_writer, count, positive
-from training.durable.record.head import Head
-from training.durable.record.metrics import Events
-from training.durable.record.reopening import Reopened, reopen_run
-from training.durable.record.run_config import RunConfig
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Events, Head, Reopened, RunConfig, Store, open_store, reopen_run
 
 
 def add_reopen(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 from contract.errors import Exit
 from contract.keys import REPORT
 from training.cli.run import RUN_URI, checked_file, positive
-from training.durable.record.open_run import OpenRun
-from training.durable.report.page import write_report
-from training.durable.report.sweep import SweptRuns
+from training.durable import OpenRun, SweptRuns, write_report
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

@@ -29,14 +29,17 @@ from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
 from training.cli import run_program
-from training.durable.attempt.ranks import Hosts
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import MachineError
-from training.durable.record.head import Head, Retention
-from training.durable.record.run_config import RunConfig
-from training.durable.report.receipt import fail_run
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import (
+    Head,
+    Hosts,
+    MachineError,
+    Retention,
+    RunConfig,
+    Store,
+    Supervisor,
+    fail_run,
+    open_store,
+)
 from training.registry import parse_overrides
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ def import_from(source: Path | None) -> None:
 
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """Return the options of every attempt (`AttemptOptions`), by name."""
-    from training.durable.attempt.attempt import AttemptOptions
+    from training.durable import AttemptOptions
 
     hosts, (newest, every) = arguments.hosts, arguments.keep
     price = arguments.usd_per_hour or _planned_price(arguments.prediction)
@@ -88,7 +91,7 @@ def _parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
     """Return the options of one attempt: argparse's values by name, and those with a grammar."""
-    from training.durable.attempt.world import RankEnvironment
+    from training.durable import RankEnvironment
     from training.engine.job import RunOptions
 
     parsed = {

@@ -8,10 +8,7 @@ from typing import Any
 from contract.errors import Exit, UserError
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.record.head import Head
-from training.durable.record.run_config import RunConfig
-from training.durable.store.protocol import Store
+from training.durable import Head, RunConfig, Store, Supervisor
 from training.registry import parse_overrides
 
 # Options of `run` that a program has no use for, with their defaults.
@@ -69,8 +66,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
     program = _program(arguments)
     source = _source(arguments)
     store: Store = common["store"]
-    from training.durable.program.job import run_program
-    from training.durable.program.options import ProgramOptions
+    from training.durable import ProgramOptions, run_program
 
     options = ProgramOptions(
         **common,

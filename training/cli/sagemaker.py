@@ -29,9 +29,7 @@ from contract.grammar import parse_positive
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.cli.run import checked_folder
-from training.durable.record.head import Head
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import StoreError
+from training.durable import Head, StoreError, open_store
 
 _CHANNELS = Path("input/data")
 _REQUIRED = ("workload", "recipe", "run-uri")

@@ -24,11 +24,7 @@ from contract.keys import ARTIFACTS, RECEIPT, SWEEP
 from contract.readable import table
 from contract.sweep import Sweep, drawn_runs
 from training.cli.run import add_override, count, positive_int
-from training.durable.record.head import Head
-from training.durable.report.page import parse_receipt
-from training.durable.store.dataset import StoredDataset
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import put_unless_changed
+from training.durable import Head, StoredDataset, open_store, parse_receipt, put_unless_changed
 
 _POLL_SECONDS = 0.2
 # Started together, all would load and map data at the same time.

@@ -19,10 +19,7 @@ from contract.cleared_folder import cleared_folder
 from contract.errors import Exit, UserError
 from contract.lineage import Line
 from training.cli.run import RUN_URI, checked_folder, positive
-from training.durable.record.head import Head
-from training.durable.record.history import History
-from training.durable.record.open_run import OpenRun
-from training.durable.store.protocol import Store, StoreError
+from training.durable import Head, History, OpenRun, Store, StoreError
 
 _log = logging.getLogger(__name__)
 

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from contract.errors import Exit, UserError
 from training.cli.run import RUN_URI, checked_file, checked_folder
-from training.durable.record.open_run import OpenRun
-from training.durable.report.progress import FileProgressBar
-from training.durable.save.restore import export_snapshot
-from training.durable.store.dataset import StoredDataset
-from training.durable.store.folder import UnfinishedFile, open_store
+from training.durable import (
+    FileProgressBar,
+    OpenRun,
+    StoredDataset,
+    UnfinishedFile,
+    export_snapshot,
+    open_store,
+)
 from training.registry import name_known
 
 if TYPE_CHECKING:
@@ -98,7 +101,7 @@ def _export(options: argparse.Namespace) -> int:
             return _export_snapshot(run, options)
     from safetensors.torch import save_file
 
-    from training.durable.save.weights import Weights
+    from training.durable import Weights
 
     checked_file(options.out)
     weights = Weights.read(options.run_uri, options.checkpoint)
@@ -133,8 +136,7 @@ def _export_to(options: argparse.Namespace) -> int:
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """Return the stage that a run's weights belong to, and its model with them; read no data."""
-    from training.durable.record.open_run import OpenRun
-    from training.durable.save.weights import Weights
+    from training.durable import OpenRun, Weights
     from training.preflight.standalone import standalone_inputs
     from training.registry import load_workload, resolve_config
     from training.workload import Train
@@ -264,8 +266,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
-    from training.durable.record.open_run import OpenRun
-    from training.durable.save.weights import Weights
+    from training.durable import OpenRun, Weights
     from training.engine.evaluation import load_trained
 
     run = OpenRun.of_workload(options.run_uri)

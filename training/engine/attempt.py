@@ -14,18 +14,21 @@ import torch
 
 from contract.errors import Exit, UserError
 from contract.source import source_sha256
-from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attempt
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.attempt.world import AttemptContext, World
-from training.durable.errors import (
+from training.durable import (
+    AttemptContext,
     Divergence,
     GoBackError,
+    HeldRun,
+    LocalDataset,
+    RunConfig,
     RunFailedError,
+    RunResult,
+    StepProfiler,
+    Supervisor,
+    World,
+    opened_dataset,
+    run_attempt,
 )
-from training.durable.record.run_config import RunConfig
-from training.durable.report.profiler import StepProfiler
-from training.durable.report.receipt import RunResult
-from training.durable.store.local_dataset import LocalDataset
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.stages import StageSequence
 from training.numerics import code_fingerprint, configure, numerics_key

@@ -20,7 +20,7 @@ from torch import nn
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
-from training.durable.store.protocol import Store, StoreError
+from training.durable import Store, StoreError
 from training.engine.parallel import named_blocks
 from training.workload import Train
 

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from contract.errors import UserError
 from contract.keys import EVALUATION, artifact_prefix
 from training.artifacts.prepare import INDEX, make_shard, open_artifact
-from training.durable.attempt.world import AttemptContext
-from training.durable.errors import RunFailedError
-from training.durable.record.open_run import OpenRun
-from training.durable.report.progress import ProgressBar
-from training.durable.save.resume import CheckpointContent
-from training.durable.save.weights import Weights
-from training.durable.store.local_dataset import LocalDataset
+from training.durable import (
+    AttemptContext,
+    CheckpointContent,
+    LocalDataset,
+    OpenRun,
+    ProgressBar,
+    RunFailedError,
+    Weights,
+)
 from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner
 from training.engine.loader import Loader

@@ -18,12 +18,14 @@ from torch import nn
 from contract.errors import UserError
 from contract.grammar import Interval
 from contract.trainer_options import RANKS
-from training.durable.attempt.attempt import AttemptOptions
-from training.durable.attempt.ranks import StartRank
-from training.durable.attempt.world import RankEnvironment
-from training.durable.errors import RunFailedError
-from training.durable.save.weights import Weights
-from training.durable.store.protocol import Store
+from training.durable import (
+    AttemptOptions,
+    RankEnvironment,
+    RunFailedError,
+    StartRank,
+    Store,
+    Weights,
+)
 from training.registry import resolve_config
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 

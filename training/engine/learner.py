@@ -10,11 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import UserError
-from training.durable.attempt.world import World
-from training.durable.errors import RunFailedError
-from training.durable.save.layout import is_sharded as has_shards
-from training.durable.save.resume import CheckpointContent, ShardedContent, misfit
-from training.durable.save.state import LiveState
+from training.durable import (
+    CheckpointContent,
+    LiveState,
+    RunFailedError,
+    ShardedContent,
+    World,
+    misfit,
+)
+from training.durable import is_sharded as has_shards
 from training.engine.batches import MicroBatch
 from training.engine.compilation import compile_blocks
 from training.engine.optimizer import (

@@ -20,8 +20,7 @@ from multiprocessing.util import Finalize
 import numpy as np
 import torch
 
-from training.durable.errors import AttemptEndedError
-from training.durable.tally import Tally
+from training.durable import AttemptEndedError, Tally
 from training.engine.batches import Maker, MicroBatch, pinned
 from training.engine.loader_worker import Answer, BatchMemory, Task, header_bytes, read, work
 from training.settings import LoaderWorkers

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contract.errors import UserError
-from training.durable.save.memory import HostMemory
-from training.durable.tally import Tally
+from training.durable import HostMemory, Tally
 from training.engine.batches import Maker
 from training.stacking import ALIGNMENT, ItemLayout
 from training.workload import Batch

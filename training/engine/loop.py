@@ -13,15 +13,19 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 
-from training.durable.attempt.supervisor import Work
-from training.durable.attempt.world import AttemptContext
-from training.durable.errors import InterruptedRunError, RunFailedError
-from training.durable.record.head import Position
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import CheckpointPolicy
-from training.durable.save.resume import CheckpointContent, ShardedContent
-from training.durable.save.state import LiveState
-from training.durable.tally import Tally
+from training.durable import (
+    AttemptContext,
+    CheckpointContent,
+    Checkpointer,
+    CheckpointPolicy,
+    InterruptedRunError,
+    LiveState,
+    Position,
+    RunFailedError,
+    ShardedContent,
+    Tally,
+    Work,
+)
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.compilation import CompileCache
 from training.engine.evaluation import evaluate

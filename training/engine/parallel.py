@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from contract.errors import UserError
-from training.durable.attempt.world import World
-from training.durable.errors import RunFailedError
+from training.durable import RunFailedError, World
 from training.engine.optimizer import names_by_id
 from training.engine.reduction import BucketLayout, Reduction, Turn, add, buckets, turns
 from training.engine.stage_checks import checked_loss

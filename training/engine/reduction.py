@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from contract.trainer_options import RANKS
-from training.durable.attempt.world import World
+from training.durable import World
 from training.engine.batches import own_micro_batches
 from training.stacking import ALIGNMENT
 

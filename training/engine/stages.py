@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from training.artifacts.prepare import ensure_artifact, open_artifact
-from training.durable.attempt.resume_point import DamagedCheckpointError
-from training.durable.attempt.world import AttemptContext
-from training.durable.record.head import CheckpointEntry, Position
-from training.durable.record.run_config import RunConfig
-from training.durable.report.receipt import RunResult
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.resume import CheckpointContent, Resume, ShardedContent
-from training.durable.save.weights import export_final
-from training.durable.store.local_dataset import LocalDataset
-from training.durable.store.protocol import Store, StoreError
+from training.durable import (
+    AttemptContext,
+    CheckpointContent,
+    CheckpointEntry,
+    Checkpointer,
+    DamagedCheckpointError,
+    LocalDataset,
+    Position,
+    Resume,
+    RunConfig,
+    RunResult,
+    ShardedContent,
+    Store,
+    StoreError,
+    export_final,
+)
 from training.engine.job import ResolvedWorkload
 from training.engine.loop import StageLoop
 from training.engine.optimizer import OPTIMIZER, state_by_name

@@ -15,10 +15,7 @@ import numpy as np
 import torch
 
 from contract.readable import readable
-from training.durable.attempt.world import AttemptContext
-from training.durable.errors import DivergedError, Divergence
-from training.durable.record.head import Position
-from training.durable.report.progress import ProgressBar
+from training.durable import AttemptContext, DivergedError, Divergence, Position, ProgressBar
 from training.engine.batches import BatchPlan
 from training.engine.learner import StepResult
 from training.workload import Train

@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 
 from contract.errors import UserError
-from training.durable.errors import MachineError
-from training.durable.save.memory import HostMemory
+from training.durable import HostMemory, MachineError
 
 _log = logging.getLogger(__name__)
 

@@ -23,9 +23,14 @@ from torch.utils._pytree import tree_map_only
 
 from contract.errors import UserError
 from contract.keys import ADAPTATION
-from training.durable.errors import AttemptEndedError, RunFailedError
-from training.durable.record.head import Head, read_json_record
-from training.durable.store.protocol import Store, put_unless_changed
+from training.durable import (
+    AttemptEndedError,
+    Head,
+    RunFailedError,
+    Store,
+    put_unless_changed,
+    read_json_record,
+)
 from training.engine.job import Restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside

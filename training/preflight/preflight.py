@@ -15,13 +15,7 @@ import torch
 from contract.errors import UserError
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG
-from training.durable.record.head import Head
-from training.durable.record.open_run import OpenRun
-from training.durable.record.run_config import RunConfig
-from training.durable.save.extension import Extension
-from training.durable.store.dataset import StoredDataset
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Extension, Head, OpenRun, RunConfig, Store, StoredDataset, open_store
 from training.engine.job import (
     Origin,
     ResolvedWorkload,

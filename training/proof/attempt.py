@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
-from training.durable.attempt.ranks import Hosts, StartRank
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.attempt.world import RankEnvironment
-from training.durable.errors import exit_code_of
-from training.durable.report.progress import configure_logging
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.store.folder import open_store
+from training.durable import (
+    Checkpointer,
+    Hosts,
+    RankEnvironment,
+    StartRank,
+    Supervisor,
+    configure_logging,
+    exit_code_of,
+    open_store,
+)
 from training.engine.attempt import run_workload
 from training.engine.job import RunOptions, resolve_workload
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile

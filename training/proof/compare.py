@@ -15,10 +15,7 @@ from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
 from contract.lineage import Line, generation_of, newest_by_step
 from contract.program import LOSSES
 from contract.samples import lineage_problems
-from training.durable.record.head import Head
-from training.durable.record.history import History
-from training.durable.save.weights import Weights
-from training.durable.store.protocol import Store
+from training.durable import Head, History, Store, Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from contract.errors import UserError
-from training.durable.store.local_dataset import LocalDataset
+from training.durable import LocalDataset
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.injector import Kill, send, send_signal
 from training.workload import Workload

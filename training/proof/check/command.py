@@ -13,8 +13,7 @@ from typing import Any
 
 from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
-from training.durable.record.head import Head
-from training.durable.store.folder import open_store
+from training.durable import Head, open_store
 from training.engine.stage_checks import describe, problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences, read_outcome

@@ -21,12 +21,7 @@ from typing import Any, NoReturn
 
 from contract.errors import Exit, UserError
 from contract.keys import RECEIPT
-from training.durable.record.head import Head
-from training.durable.record.history import History
-from training.durable.record.metrics import Events
-from training.durable.save.quiet import QuietTime
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Events, Head, History, QuietTime, Store, open_store
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
 from training.proof.machine import live, recorded, run_command
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contract.errors import Exit, UserError
-from training.durable.record.head import Head
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Head, Store, open_store
 from training.proof.attempt import EXIT_CRASHED, AttemptRequest
 from training.proof.compare import (
     RunOutcome,

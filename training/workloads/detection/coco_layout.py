@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from contract.errors import UserError
-from training.durable.source_layout import split_within
+from training.durable import split_within
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from contract.errors import UserError
-from training.durable.tally import Tally
+from training.durable import Tally
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 _ORIENTATION = 0x0112

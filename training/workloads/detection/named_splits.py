@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from training.durable.source_layout import split_within
+from training.durable import split_within
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
 from training.workloads.detection.yolo import lines
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contract.errors import Exit, UserError
-from training.durable.errors import RunFailedError
+from training.durable import RunFailedError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from contract.errors import UserError
-from training.durable.sources import SourceFile
+from training.durable import SourceFile
 from training.rungs import autocast_rungs, micro_batch_rungs, rung
 from training.workload import (
     Batch,

@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from contract.errors import UserError
-from training.durable.dataset_output import FinishedFiles, FolderOutput, Output
-from training.durable.source_layout import BESIDE
-from training.durable.sources import Brought, ClassFolders
+from training.durable import BESIDE, Brought, ClassFolders, FinishedFiles, FolderOutput, Output
 from training.workloads.imagenet.images import BroughtImage, Encoded, ImageOptions
 from training.workloads.imagenet.packing import Packing, pack
 

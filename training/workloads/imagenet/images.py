@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from PIL import Image, UnidentifiedImageError
 
 from contract.errors import UserError
-from training.durable.sources import Brought
+from training.durable import Brought
 from training.settings import check_fields
 
 _PLAIN = ("RGB", "L")

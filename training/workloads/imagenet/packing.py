@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from contract.errors import UserError
 from contract.keys import PACKED, UNFINISHED
-from training.durable.dataset_output import FinishedFiles, Output
+from training.durable import FinishedFiles, Output
 from training.processes import in_processes
 from training.workloads.imagenet.images import Encoded, NoImageError
 from training.workloads.imagenet.shards import INDEX, index_name, shard_name, write_shard

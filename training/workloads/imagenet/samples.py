@@ -23,7 +23,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from contract.errors import UserError
-from training.durable.tally import Tally
+from training.durable import Tally
 from training.randomness import derive_seed, drawing_from
 from training.workload import Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows

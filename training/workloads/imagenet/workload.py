@@ -19,8 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torchvision.transforms import v2
 
 from contract.errors import UserError
-from training.durable.dataset_output import FinishedFiles, Output
-from training.durable.sources import Brought
+from training.durable import Brought, FinishedFiles, Output
 from training.evaluation_files import Captioned, write_sheet, write_table
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.workload import (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from contract.errors import UserError
 from training.artifact_key import artifact_key
-from training.durable.errors import RunFailedError
+from training.durable import RunFailedError
 from training.randomness import derive_seed
 from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig

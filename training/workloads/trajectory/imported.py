@@ -19,8 +19,7 @@ import numpy as np
 
 from contract.errors import UserError
 from contract.keys import UNFINISHED
-from training.durable.dataset_output import FolderOutput
-from training.durable.sources import ClassFolders, SourceFile
+from training.durable import ClassFolders, FolderOutput, SourceFile
 from training.processes import in_processes
 from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
 from training.workloads.trajectory.config import ClipOptions

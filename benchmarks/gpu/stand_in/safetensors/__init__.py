@@ -10,8 +10,7 @@ from typing import Any
 # Names only: in this package, `torch` is the submodule.
 from torch import Tensor, frombuffer, uint8
 
-from training.durable.save.layout import header_bytes, parse_header
-from training.durable.save.state import tensor_at
+from training.durable import header_bytes, parse_header, tensor_at
 
 SafetensorError = ValueError
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stand_in.safetensors import safe_open
-from training.durable.save.layout import lay_out
+from training.durable import lay_out
 
 
 def load_file(path: Path | str) -> dict[str, Tensor]:

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from contract.errors import UserError
 from contract.keys import UNFINISHED
-from training.durable.dataset_output import FolderOutput
-from training.durable.sources import SourceFile
+from training.durable import FolderOutput, SourceFile
 from training.randomness import derive_seed
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
 from training.workloads.growth.text.stories import STORY_BYTES, write_story

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import BinaryIO, NamedTuple, cast
 
 from contract.errors import UserError
-from training.durable.sources import SourceFile
+from training.durable import SourceFile
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is tokenized in pieces, which are cut before white space.
