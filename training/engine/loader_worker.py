@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contract.errors import UserError
-from training.durable import HostMemory, Tally
+from training.durable import LocalMemory, Tally
 from training.engine.batches import Maker
 from training.stacking import ALIGNMENT, ItemLayout
 from training.workload import Batch
@@ -118,7 +118,7 @@ class BatchMemory:
         if unlock is not None:
             unlock()
         size = -(-len(array) // _LOCKED_IN) * _LOCKED_IN
-        unlock = HostMemory.page_lock(array.ctypes.data, size, self._device)
+        unlock = LocalMemory.page_lock(array.ctypes.data, size, self._device)
         self._is_lock_refused = unlock is None
         self._locked[slot] = (size, unlock)
 

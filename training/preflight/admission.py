@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from contract.errors import UserError
-from training.durable import HostMemory, MachineError
+from training.durable import LocalMemory, MachineError
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class MachineCapacity:
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "MachineCapacity":
         """Measure this machine now."""
-        free = HostMemory.free_bytes()
+        free = LocalMemory.free_bytes()
         return cls(
             free_host_mib=None if free is None else free // _MEBIBYTE,
             vcpus=os.cpu_count() or 1,
@@ -198,7 +198,7 @@ class Reservations:
                     path.unlink()
             elif pid != os.getpid():
                 yield _Reservation(
-                    request=request, used_mib=HostMemory.used_bytes(pid) // _MEBIBYTE
+                    request=request, used_mib=LocalMemory.used_bytes(pid) // _MEBIBYTE
                 )
 
     def _write(self, name: str, request: ResourceRequest) -> None:
@@ -281,7 +281,7 @@ def limit_memory(mib: int, device: torch.device) -> None:
     # torch imports this with the first optimizer, and the limit is not meant to cover code.
     importlib.import_module("torch._dynamo")
     # Private writable memory: files mapped for reading, such as datasets, do not count.
-    used = HostMemory.data_bytes()
+    used = LocalMemory.data_bytes()
     if used is None:
         raise UserError("--memory-limit-mib needs Linux or a GPU; omit it on this machine")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -28,11 +28,11 @@ _HUGE_PAGE = 2 * 1024 * 1024
 
 def available_bytes() -> int | None:
     """Bytes this process can take without swapping or being killed; None if unknown."""
-    known = [left for left in (HostMemory.free_bytes(), _limit_bytes_left()) if left is not None]
+    known = [left for left in (LocalMemory.free_bytes(), _limit_bytes_left()) if left is not None]
     return min(known, default=None)
 
 
-class HostMemory:
+class LocalMemory:
     """What this machine has of memory, and what processes take."""
 
     @staticmethod
@@ -98,7 +98,7 @@ def _bytes_in(path: Path, name: str) -> int | None:
 
 def _limit_bytes_left() -> int | None:
     """Bytes left below this process's own limit, if it has one."""
-    limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], HostMemory.data_bytes()
+    limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], LocalMemory.data_bytes()
     return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - used)
 
 
@@ -157,7 +157,7 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
         block.madvise(mmap.MADV_DONTFORK)
     tensor = torch.frombuffer(block, dtype=torch.uint8)[:size]
     unlock = (
-        HostMemory.page_lock(tensor.data_ptr(), max(size, 1), device)
+        LocalMemory.page_lock(tensor.data_ptr(), max(size, 1), device)
         if device.type == "cuda"
         else None
     )
