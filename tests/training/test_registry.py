@@ -10,7 +10,7 @@ import pytest
 from contract.errors import UserError
 from tests.training.tiny import TINY
 from training.cli.run import parse_prediction
-from training.durable.record.run_config import RunConfig, ensure_run_config
+from training.durable.record.run import RunConfig, ensure_run_config
 from training.durable.store.folder import FolderStore, open_store
 from training.registry import (
     _RECIPES,

@@ -279,7 +279,7 @@ class _Trainer:
         """Train to an end; return the last attempt's exit code, or 75 if SIGTERM came before it."""
         before = signal.signal(signal.SIGTERM, self._tell)
         try:
-            code = Exit.INTERRUPTED
+            code: int = Exit.INTERRUPTED
             failed_at: deque[float] = deque(maxlen=self._max_failures)
             while self.told_at is None:
                 code = self._attempt()

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     )
     from training.durable.record.history import History
     from training.durable.record.metrics import Events
-    from training.durable.record.open_run import OpenRun
     from training.durable.record.reopening import Reopened, reopen_run
-    from training.durable.record.run_config import RunConfig
+    from training.durable.record.run import OpenRun, RunConfig
     from training.durable.report.page import parse_receipt, write_report
     from training.durable.report.profiler import StepProfiler
     from training.durable.report.progress import FileProgressBar, ProgressBar, configure_logging

@@ -71,7 +71,7 @@ def resolve_adaptation(
 ) -> tuple[str, ...]:
     """Return the rungs of this run: from its adaptation.json, or else from trials."""
     found = store.get(ADAPTATION)
-    known = _parse(store, found, may_adapt=may_adapt) if found else None
+    known = _parse(store, found.data, may_adapt=may_adapt) if found else None
     if known is None:
         if not may_adapt:
             return ()

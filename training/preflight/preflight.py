@@ -251,7 +251,7 @@ def _extended(old: Extension, text: str) -> Origin:
     span = parse_span(text)
     if span is None:
         raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
-    steps: int = old.position["stage_step"]
+    steps: int = old.state["position"]["stage_step"]
     if span.value <= (end.epoch if span.unit == "epochs" else steps):
         raise UserError(
             f"--extend-to {text}: the run {run.store.uri} has already trained stage {end.stage!r} "

@@ -13,7 +13,7 @@ from tests.training import hooks, tiny
 from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.head import Head
-from training.durable.record.open_run import OpenRun
+from training.durable.record.run import OpenRun
 from training.durable.save.resume import CheckpointContent
 from training.durable.save.weights import Weights
 from training.durable.store.folder import FolderStore

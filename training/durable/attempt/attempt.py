@@ -23,7 +23,7 @@ from training.durable.record.head import KEEP_NEWEST, Head, Retention
 from training.durable.record.lease import Lease, LeaseLostError
 from training.durable.record.metrics import Events, Metrics
 from training.durable.record.reopening import with_way_back
-from training.durable.record.run_config import RunConfig, ensure_run_config, now_utc
+from training.durable.record.run import RunConfig, ensure_run_config, now_utc
 from training.durable.report.progress import FileProgressBar
 from training.durable.report.receipt import RunResult, conclude, write_receipt
 from training.durable.store.dataset import StoredDataset
@@ -239,7 +239,7 @@ def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
             time.sleep(_POLL_SECONDS)
         if sync.returncode:
             # After anything else a restart may help.
-            kinds = {Exit.USER: UserError, Exit.MACHINE: MachineError}
+            kinds: dict[int, type[Exception]] = {Exit.USER: UserError, Exit.MACHINE: MachineError}
             raise kinds.get(sync.returncode, StoreError)(
                 f"the dataset {uri} could not be synced; see the lines above"
             )

@@ -27,7 +27,7 @@ from training.durable.program.container import ContainerHost, claimed
 from training.durable.program.options import ProgramOptions, build_command
 from training.durable.program.process import ProgramProcess
 from training.durable.program.watch import ProgramWatch
-from training.durable.record.run_config import RunConfig
+from training.durable.record.run import RunConfig
 from training.durable.report.receipt import RunResult
 from training.durable.save.mirror import restore_as
 from training.durable.store.local_dataset import ARRIVING

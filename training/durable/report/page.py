@@ -23,7 +23,7 @@ from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
-from training.durable.record.run_config import RunConfig
+from training.durable.record.run import RunConfig
 from training.durable.store.protocol import (
     Store,
     Stored,

@@ -13,7 +13,7 @@ from contract.report import Curve, chart, page, table
 from contract.sweep import Sweep, SweepRun
 from training.durable.record.head import Head
 from training.durable.record.history import History
-from training.durable.record.run_config import RunConfig
+from training.durable.record.run import RunConfig
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from training.durable.attempt.notice import Notice
@@ -52,13 +51,13 @@ class Checkpointer:
         self,
         context: AttemptContext,
         committed: Position | None = None,
-        state: Mapping[str, Any] = MappingProxyType({}),
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         """`committed` is where the run resumes, with the checkpoint's `state`."""
         self.schedule = Schedule(
             context.interval,
             committed.best if committed else {},
-            spent_seconds=float(state.get(SPENT_SECONDS, 0.0)),
+            spent_seconds=float((state or {}).get(SPENT_SECONDS, 0.0)),
             interruptions=context.generation - 1,
         )
         self.last_cost: Cost | None = None

@@ -15,7 +15,7 @@ from typing import Any
 from contract.errors import UserError
 from contract.keys import CHECKPOINTS, artifact_prefix, checkpoint_prefix
 from training.durable.record.head import CheckpointEntry, Head, new_nonce
-from training.durable.record.open_run import OpenRun
+from training.durable.record.run import OpenRun
 from training.durable.save.state import STATE
 from training.durable.store.protocol import PreconditionFailedError, Store
 from training.durable.store.transfer import put_text
@@ -39,12 +39,6 @@ class Extension:
             )
         return next(e for e in reversed(self.run.head.checkpoints) if e.kind == "stage-end")
 
-    @property
-    def position(self) -> dict[str, Any]:
-        """The step boundary of that end, as JSON has it."""
-        position: dict[str, Any] = self._state["position"]
-        return position
-
     def begin(self, store: Store, run_id: str, writer: str) -> None:
         """Create the head of the new run at `store`; no-op if it has one from the same end."""
         run, end = self.run, self.end
@@ -59,7 +53,7 @@ class Extension:
                 elif entry.kind == "stage-end" and entry.stage != end.stage:
                     _copy(run.store, store, prefix, Path(folder))
                     entries.append(entry)
-            for key in self.position["artifacts"].values():
+            for key in self.state["position"]["artifacts"].values():
                 _copy(run.store, store, artifact_prefix(key), Path(folder))
         head = Head(
             run_id=run_id,
@@ -80,7 +74,8 @@ class Extension:
         _log.info(f"[ok] {store.uri} starts from the end of {run.store.uri}, step {end.step}")
 
     @cached_property
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """The JSON of that end's checkpoint."""
         store, end = self.run.store, self.end
         found = store.get(checkpoint_prefix(end.name) + STATE)
         if found is None:
@@ -90,10 +85,10 @@ class Extension:
 
     def _reopened(self, store: Store) -> CheckpointEntry:
         """Turn the end of the stage into a boundary within it, by a state.json of its own."""
-        end, results = self.end, dict(self.position["results"])
-        results.pop(end.stage)
-        position = {**self.position, "has_ended": False, "results": results}
-        state = json.dumps({**self._state, "position": position}).encode()
+        end, position = self.end, self.state["position"]
+        results = {n: found for n, found in position["results"].items() if n != end.stage}
+        position = {**position, "has_ended": False, "results": results}
+        state = json.dumps({**self.state, "position": position}).encode()
         mine = put_text(store, checkpoint_prefix(end.name), STATE, state)
         files = tuple(mine if file.name == STATE else file for file in end.files)
         return replace(end, kind="periodic", files=files)

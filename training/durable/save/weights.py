@@ -20,7 +20,7 @@ from contract.errors import UserError
 from contract.keys import FINAL, checkpoint_prefix
 from training.durable.attempt.resume_point import DamagedCheckpointError, read_twice
 from training.durable.record.head import CheckpointEntry
-from training.durable.record.open_run import OpenRun
+from training.durable.record.run import OpenRun
 from training.durable.save.layout import lay_out
 from training.durable.save.resume import (
     CheckpointContent,

@@ -291,7 +291,7 @@ def _unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[s
     is_zombie = attempt.kill is not None and attempt.kill.kind == "zombie"
     # On a busy machine the other hosts may begin later than the first one waits for them.
     is_unlucky = is_damaging or _lost_a_rank(attempt) or "did not come within" in attempt.log
-    excused = {
+    excused: dict[int, bool] = {
         Exit.FAILED: is_unlucky,
         # A successor has swept what a zombie was saving when it was suspended.
         Exit.STORE: is_unlucky or is_zombie,

@@ -14,7 +14,7 @@ from training.cli.main import main
 from training.durable.record.head import Head
 from training.durable.record.history import History
 from training.durable.record.metrics import Events, Metrics, compact
-from training.durable.record.run_config import RunConfig
+from training.durable.record.run import RunConfig
 from training.durable.report.page import write_report
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Stored, get_each

@@ -11,7 +11,7 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.history import History
-from training.durable.record.run_config import RunConfig
+from training.durable.record.run import RunConfig
 from training.durable.report.page import write_report
 from training.durable.store.folder import FolderStore
 
