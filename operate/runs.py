@@ -9,7 +9,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.keys import HEAD, RUNS
 from contract.stack_names import DESCRIPTIONS
-from stacks.guard.settings import GuardSettings, client
+from stacks import GuardSettings, quick_client
 from training.durable import Head, OpenRun, Store, open_store
 
 
@@ -45,7 +45,7 @@ class OperatedRun:
     def settings(self) -> GuardSettings:
         """The settings of the stack's Guard: limits, prices, the plan's forecast."""
         name = self.outputs["GuardFunction"]
-        found = client("lambda").get_function_configuration(FunctionName=name)
+        found = quick_client("lambda").get_function_configuration(FunctionName=name)
         return GuardSettings.from_environment(found["Environment"]["Variables"])
 
 
@@ -78,7 +78,7 @@ def run_buckets() -> list[str]:
 
 def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
     deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
-    for page in client("cloudformation").get_paginator("describe_stacks").paginate():
+    for page in quick_client("cloudformation").get_paginator("describe_stacks").paginate():
         for stack in page["Stacks"]:
             if stack.get("Description") not in DESCRIPTIONS.values():
                 continue  # another project's outputs may have the same names

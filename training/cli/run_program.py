@@ -20,7 +20,6 @@ _OF_WORKLOADS: dict[str, object] = {
     "extend_to": None,
     "memory_limit_mib": None,
     "no_adapt": False,
-    "keep_compiled": False,
     "num_processes": None,
     "profile": None,
 }
