@@ -14,10 +14,10 @@ from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.head import Head
 from training.durable.record.run import OpenRun
+from training.durable.save.extension import Extension
 from training.durable.save.resume import CheckpointContent
 from training.durable.save.weights import Weights
 from training.durable.store.folder import FolderStore
-from training.preflight.preflight import _create_extended
 
 CONSTANT = "--override=schedule=constant"
 NewRun = Callable[[str], Run]
@@ -86,7 +86,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
 ) -> None:
     """Else the first, if the second is killed in its copy, has no valid checkpoint any more."""
     store = FolderStore(tmp_path / "ours")
-    _create_extended(OpenRun.of_workload(steady.uri), store, "ours", "i-1")
+    Extension(OpenRun.of_workload(steady.uri)).begin(store, "ours", "i-1")
     head = Head.read(store)
     assert head is not None
     copied = list[str]()
@@ -99,7 +99,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
             CheckpointContent.read(store, entry)
 
     monkeypatch.setattr(FolderStore, "put_file", put_and_read)
-    _create_extended(OpenRun.of_workload(steady.uri), store, "ours", "i-2")
+    Extension(OpenRun.of_workload(steady.uri)).begin(store, "ours", "i-2")
     assert copied
 
 
@@ -107,7 +107,7 @@ def test_fails_to_extend_where_another_run_is_being_extended(
     steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    _create_extended(OpenRun.of_workload(whole.uri), ours.store, "ours", "i-1")
+    Extension(OpenRun.of_workload(whole.uri)).begin(ours.store, "ours", "i-1")
     ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
     assert ours.attempt() == 2
     assert f"does not start from the end of {steady.uri}" in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_what_another_extension_has_copied_is_deleted(
     store = FolderStore(tmp_path / "ours")
     other = whole.head.checkpoints[-1].name
     store.put(f"checkpoints/{other}/state.json", b"{}")
-    _create_extended(OpenRun.of_workload(steady.uri), store, "ours", "i-1")
+    Extension(OpenRun.of_workload(steady.uri)).begin(store, "ours", "i-1")
     head = Head.read(store)
     assert head is not None
     assert store.folders("checkpoints/") == {entry.name for entry in head.checkpoints}

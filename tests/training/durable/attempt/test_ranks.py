@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from contract.errors import UserError
-from contract.grammar import parse_interval
 from tests.training.hooks import (
     HUNG_SECONDS,
     a_kill_of_either_rank_loses_no_bit,
@@ -26,8 +25,6 @@ from training.durable.attempt.supervisor import Supervisor
 from training.durable.attempt.world import RankEnvironment
 from training.durable.errors import AttemptEndedError
 from training.durable.record.lease import LeaseLostError
-from training.engine.attempt import _start_ranks
-from training.engine.job import RunOptions
 
 NewRun = Callable[[str], Run]
 
@@ -115,26 +112,12 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         command = [sys.executable, "-c", "raise SystemExit(3)"]
         return subprocess.Popen(command, env={**variables}, stdin=subprocess.PIPE)
 
-    options = RunOptions(
-        workload="tiny",
-        recipe="quick",
-        overrides={},
-        dataset_uri=str(run.dataset),
-        store=run.store,
-        run_id="run-1",
-        interval=parse_interval("3steps"),
-        lease_ttl_seconds=1,
-        metrics_file=None,
-        writer="i-1",
-        bundle_uri=None,
-        scratch=run.scratch,
-        num_processes=2,
-        start_rank=ends,
-    )
     said = "rank 1 exited with 3; the next attempt resumes from the last commit"
     with (
         pytest.raises(AttemptEndedError, match=said),
-        _start_ranks(options, "", supervisor) as place,
+        RankEnvironment().meeting(
+            supervisor, 2, run.scratch, {}, arguments=[], start=ends
+        ) as place,
     ):
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
