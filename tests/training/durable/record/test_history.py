@@ -124,7 +124,7 @@ def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path) -> N
     head = Head(run_id="r", generation=1, writer="w", nonce="n", state="finished")
     tracemalloc.start()
     try:
-        history = write_report(store, _config(), head)
+        history, _ = write_report(store, _config(), head)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
