@@ -23,10 +23,10 @@ from training.durable.record.head import (
 )
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, Metrics
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.resume import read_checkpoint
-from training.durable.save.schedule import Schedule
-from training.durable.save.state import LiveState, SaveRequest
+from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.resume import read_checkpoint
+from training.durable.save.tensors.schedule import Schedule
+from training.durable.save.tensors.state import LiveState, SaveRequest
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Upload
 

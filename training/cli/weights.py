@@ -14,7 +14,7 @@ from training.cli.run import RUN_URI, checked_file, checked_folder
 from training.durable.errors import EXIT_FINISHED, UserError, name_known
 from training.durable.record.run import OpenRun, find_checkpoint, open_run
 from training.durable.report.progress import FileProgressBar
-from training.durable.save.restore import export_snapshot
+from training.durable.save.snapshots.snapshot import export_snapshot
 from training.durable.store.dataset import local_dataset
 from training.durable.store.folder import UnfinishedFile
 
@@ -97,7 +97,7 @@ def _export(options: argparse.Namespace) -> int:
             return _export_snapshot(run, options)
     from safetensors.torch import save_file
 
-    from training.durable.save.weights import read_weights
+    from training.durable.save.tensors.weights import read_weights
 
     checked_file(options.out)
     weights = read_weights(options.run_uri, options.checkpoint)
@@ -132,7 +132,7 @@ def _export_to(options: argparse.Namespace) -> int:
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """Return the stage that a run's weights belong to, and its model with them; read no data."""
-    from training.durable.save.weights import load_weights, open_trained, read_weights
+    from training.durable.save.tensors.weights import load_weights, open_trained, read_weights
     from training.preflight.standalone import standalone_inputs
     from training.registry import load_workload, resolve_config
     from training.workload import Train
@@ -262,7 +262,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
-    from training.durable.save.weights import open_trained, read_weights
+    from training.durable.save.tensors.weights import open_trained, read_weights
     from training.engine.evaluation import load_trained
 
     run = open_trained(options.run_uri)

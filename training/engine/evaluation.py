@@ -23,8 +23,8 @@ from training.durable.errors import RunFailedError, UserError
 from training.durable.record.run import OpenRun
 from training.durable.report.page import EVALUATION
 from training.durable.report.progress import ProgressBar
-from training.durable.save.resume import WEIGHTS, read_checkpoint
-from training.durable.save.weights import Weights, load_weights
+from training.durable.save.tensors.resume import WEIGHTS, read_checkpoint
+from training.durable.save.tensors.weights import Weights, load_weights
 from training.durable.store.local_dataset import LocalDataset
 from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner

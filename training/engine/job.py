@@ -21,7 +21,7 @@ from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.context import RankEnvironment
 from training.durable.attempt.ranks import StartRank
 from training.durable.errors import RunFailedError, UserError
-from training.durable.save.weights import load_weights, read_weights
+from training.durable.save.tensors.weights import load_weights, read_weights
 from training.durable.store.protocol import Store
 from training.registry import resolve_config
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from training.durable.attempt.context import SHARES, World
 from training.durable.errors import RunFailedError, UserError
-from training.durable.save.layout import is_sharded as has_shards
-from training.durable.save.resume import CheckpointContent, ShardedContent, misfit
-from training.durable.save.state import LiveState
+from training.durable.save.tensors.resume import CheckpointContent, ShardedContent, misfit
+from training.durable.save.tensors.state import LiveState
+from training.durable.save.tensors.state import is_sharded as has_shards
 from training.engine.batches import MicroBatch
 from training.engine.compilation import compile_blocks
 from training.engine.optimizer import (

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.durable.errors import UserError
-from training.durable.save.memory import page_lock
+from training.durable.save.tensors.memory import page_lock
 from training.durable.tally import Tally, taken, timed
 from training.engine.batches import Maker
 from training.stacking import ALIGNMENT, ItemLayout

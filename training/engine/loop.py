@@ -17,10 +17,10 @@ from training.durable.attempt.context import SHARES, AttemptContext
 from training.durable.attempt.supervisor import Work
 from training.durable.errors import InterruptedRunError, RunFailedError
 from training.durable.record.head import Position
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import CheckpointPolicy
-from training.durable.save.resume import CheckpointContent, ShardedContent
-from training.durable.save.state import LiveState
+from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.policy import CheckpointPolicy
+from training.durable.save.tensors.resume import CheckpointContent, ShardedContent
+from training.durable.save.tensors.state import LiveState
 from training.durable.tally import Tally
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.evaluation import evaluate

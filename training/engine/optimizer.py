@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from training.durable.errors import UserError
-from training.durable.save.layout import is_sharded
-from training.durable.save.resume import CheckpointContent
+from training.durable.save.tensors.resume import CheckpointContent
+from training.durable.save.tensors.state import is_sharded
 from training.settings import Precision
 from training.workload import OptimizerState, Train
 

@@ -16,9 +16,9 @@ from training.durable.attempt.context import AttemptContext
 from training.durable.record.head import CheckpointEntry, Position
 from training.durable.record.run import DamagedCheckpointError, RunConfig, changed_parts
 from training.durable.report.receipt import RunResult
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import SPENT_SECONDS
-from training.durable.save.resume import (
+from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.policy import SPENT_SECONDS
+from training.durable.save.tensors.resume import (
     WEIGHTS,
     AnyContent,
     CheckpointContent,
@@ -27,8 +27,8 @@ from training.durable.save.resume import (
     read_checkpoint,
     share_snapshot,
 )
-from training.durable.save.schedule import Schedule
-from training.durable.save.weights import export_final
+from training.durable.save.tensors.schedule import Schedule
+from training.durable.save.tensors.weights import export_final
 from training.durable.store.local_dataset import LocalDataset
 from training.durable.store.protocol import Store, StoreError
 from training.engine.job import ResolvedWorkload

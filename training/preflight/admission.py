@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from training.durable.errors import MachineError, UserError
-from training.durable.save.memory import data_bytes, free_bytes
-from training.durable.save.process_tree import living_below
+from training.durable.save.snapshots.processes import living_below
+from training.durable.save.tensors.memory import data_bytes, free_bytes
 
 _log = logging.getLogger(__name__)
 

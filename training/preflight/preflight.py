@@ -23,8 +23,8 @@ from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkp
 from training.durable.errors import UserError
 from training.durable.record.head import CheckpointEntry, Head, read_head, write_head
 from training.durable.record.run import OpenRun, RunConfig, read_run_config
-from training.durable.save.state import STATE
-from training.durable.save.weights import open_trained
+from training.durable.save.tensors.state import STATE
+from training.durable.save.tensors.weights import open_trained
 from training.durable.store.folder import open_store
 from training.durable.store.local_dataset import parse_manifest
 from training.durable.store.protocol import PreconditionFailedError, Store

@@ -25,7 +25,7 @@ from training.durable.attempt.ranks import Hosts, RankProcess, StartRank, end_wi
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.errors import exit_code_of
 from training.durable.report.progress import configure_logging
-from training.durable.save.state import HostCopies
+from training.durable.save.tensors.state import HostCopies
 from training.durable.store.folder import open_store
 from training.engine.attempt import run_workload
 from training.engine.job import RunOptions, resolve_workload

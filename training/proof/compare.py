@@ -17,7 +17,7 @@ from contract.samples import lineage_problems
 from training.durable.program.progress import LOSSES
 from training.durable.record.head import Head, read_head
 from training.durable.record.history import metrics_reader
-from training.durable.save.weights import weights_sha256
+from training.durable.save.tensors.weights import weights_sha256
 from training.durable.store.protocol import Store
 from training.durable.store.transfer import receive
 

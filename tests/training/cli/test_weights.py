@@ -15,7 +15,7 @@ from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
 from training.cli.main import main
 from training.durable.errors import UserError
-from training.durable.save.weights import read_weights, weights_sha256
+from training.durable.save.tensors.weights import read_weights, weights_sha256
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tests.training import hooks, tiny
 from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.head import read_head
-from training.durable.save.resume import read_checkpoint
-from training.durable.save.weights import open_trained, read_weights
+from training.durable.save.tensors.resume import read_checkpoint
+from training.durable.save.tensors.weights import open_trained, read_weights
 from training.durable.store.folder import FolderStore
 from training.preflight.preflight import _create_extended
 

@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from training.durable.save.quiet import mapped_for_writing
+from training.durable.save.snapshots.processes import mapped_for_writing
 
 _FOLDER = Path("/dev/shm")
 # Looking takes at most this share of one core: other programs may keep segments there.

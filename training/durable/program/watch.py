@@ -28,8 +28,8 @@ from training.durable.program.shared_memory import SharedMemory
 from training.durable.record.history import read_history
 from training.durable.record.lease import Lease
 from training.durable.report.receipt import RunResult, interruption_facts
-from training.durable.save.mirror import Mirror
 from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import write_whole
 from training.durable.store.protocol import Store
 from training.durable.store.verified import sha256_of

@@ -29,7 +29,7 @@ from training.durable.errors import (
 from training.durable.record.head import read_head
 from training.durable.record.history import read_history
 from training.durable.record.metrics import read_events
-from training.durable.save.quiet import QuietTime
+from training.durable.save.snapshots.quiet import QuietTime
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 from training.proof.check.player import End, Lives, is_saving
