@@ -21,9 +21,9 @@ from training.durable.attempt.supervisor import Supervisor
 from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, Position, checkpoint_name
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, Metrics
-from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.checkpointer import Checkpointer, SaveRequest
 from training.durable.save.tensors.schedule import Schedule
-from training.durable.save.tensors.state import LiveState, SaveRequest
+from training.durable.save.tensors.state import LiveState
 from training.durable.store.folder import FolderStore
 
 _NUM_SAVES = 6

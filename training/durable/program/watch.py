@@ -44,7 +44,10 @@ _LOG_SECONDS = 30.0
 
 
 class ProgramWatch:
-    """The main thread's share of one attempt: its program, and the mirror of its checkpoints."""
+    """Watches a program and the mirror of its checkpoints, in the main thread of the attempt.
+
+    The watchdog watches it: each look is a report.
+    """
 
     def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
         container = options.container

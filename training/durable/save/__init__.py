@@ -15,7 +15,7 @@ The way of a save, station by station (tests/training/durable/save/test_way.py w
       one save at a time, behind the training     one capture after another
     tensors.state.HostCopy                      snapshots.capture.Capture
       the state of this moment                    the folder of this moment
-    tensors.state.TensorSource                  snapshots.folder_saves.FolderSource
+    tensors.checkpointer.TensorSave             snapshots.folder_saves.FolderSave
       sends its files                             sends the blobs that the store lacks
 
                     publish.Save: its thread, its retries, its cancellation

@@ -32,13 +32,7 @@ from contract.keys import BLOB_NAME, BLOBS, blob_key, blob_of, checkpoint_prefix
 from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint_name
 from training.durable.record.lease import Lease
 from training.durable.record.run import DamagedCheckpointError, read_twice
-from training.durable.save.publish import (
-    CheckpointPublisher,
-    FailedSaves,
-    Save,
-    StateSource,
-    seconds_until,
-)
+from training.durable.save.publish import CheckpointPublisher, FailedSaves, Save, seconds_until
 from training.durable.save.snapshots.capture import Capture, CapturedFile, Known, Pack, packed
 from training.durable.save.snapshots.listing import ChangedError, FileState, SnapshotError
 from training.durable.save.snapshots.snapshot import (
@@ -231,39 +225,32 @@ class _Sent:
     sent_bytes: int
 
 
-class FolderSource(StateSource):
-    """One capture of a folder; once its contents are in the store, later tries reuse `sent`."""
+class FolderSave(Save):
+    """A save of one capture; once its contents are in the store, later tries reuse `sent`."""
 
     def __init__(
-        self,
-        store: Store,
-        blobs: Blobs,
-        capture: Capture,
-        root: Path,
-        kind: Kind,
-        *,
-        is_tentative: bool = False,
+        self, saves: "FolderSaves", capture: Capture, kind: Kind, *, is_tentative: bool = False
     ) -> None:
+        # A capture in place is not retried: the program waits for it.
+        super().__init__(failed=None if capture.is_in_place else saves.failed)
         self.capture = capture
         self.sent: _Sent | None = None
         self.new_blobs: dict[str, int] = {}
-        self._store = store
-        self._blobs = blobs
-        self._root = root
+        self._saves = saves
+        self._store, self._blobs = saves.publisher.store, saves.blobs
         self._kind = kind
         self._is_tentative = is_tentative  # it may hold half of a save
         self._known = capture.known
         self._generation = 0
         self._name = ""
-        self._progress = TransferProgress()
-        self._num_threads = min(_MAX_THREADS, store.num_threads)
+        self._num_threads = min(_MAX_THREADS, self._store.num_threads)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that were sent."""
         return self.sent.sent_bytes if self.sent else 0
 
-    def entry(self, head: Head) -> CheckpointEntry:
+    def entry_after(self, head: Head) -> CheckpointEntry:
         """Return an entry with the run's next number, under a new name at each try."""
         number = max((entry.step for entry in head.checkpoints), default=0) + 1
         self._generation = head.generation
@@ -279,11 +266,8 @@ class FolderSource(StateSource):
             program_step=self.capture.program_step,
         )
 
-    def send(
-        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
-    ) -> tuple[FileEntry, ...] | None:
+    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
         """Send what is new, then snapshot.json; may also raise ChangedError."""
-        self._progress = progress
         self.sent = self.sent or self._send_contents()
         for task in beside:
             task()
@@ -292,6 +276,31 @@ class FolderSource(StateSource):
             return None
         self._blobs.add(name, manifest)
         return (put_text(self._store, checkpoint_prefix(name), SNAPSHOT, manifest.to_bytes()),)
+
+    def publish(self) -> None:
+        """Send and commit it, and remember what the store then has."""
+        if self._saves.error is not None:
+            raise self._saves.error
+        self.began = time.monotonic()
+        try:
+            self._saves.publisher.publish(self)
+            self._saves.know(self)
+        except SnapshotError as error:
+            if not self.capture.is_in_place:  # else whoever captured it tries again
+                _log.warning(f"[snapshot] void: {error}")
+            raise
+        except (StoreError, CancelledError):
+            raise
+        except BaseException as error:  # the attempt's thread must see it
+            self._saves.error = error
+            raise
+
+    def settle(self) -> None:
+        """Report a refusal, or delete what is no longer kept and store second copies."""
+        publisher, blobs = self._saves.publisher, self._blobs
+        publisher.settle(self)
+        if self.is_committed and not blobs.stop_copying.is_set():
+            blobs.copy_shared(max(2, publisher.retention.newest))
 
     def discard(self) -> None:
         """Delete the copies."""
@@ -318,7 +327,7 @@ class FolderSource(StateSource):
             with self._telling_progress():
                 sent = self._hash_and_send()
             if self.capture.is_in_place:
-                self.capture.refuse_changed(self._root)
+                self.capture.refuse_changed(self._saves.root)
             needed = sent.manifest.blobs.keys()
             if needed - self._blobs.known.blobs.keys() - self.new_blobs.keys():
                 # A folder was moved away, left out of the last snapshot, and moved back.
@@ -357,12 +366,12 @@ class FolderSource(StateSource):
             size = source.stat().st_size if is_copy else self.capture.listing.files[path].bytes
             found.append(CapturedFile(path, source, size))
         tasks = [task for one in found for task in one.hashing()]
-        run_all(tasks, self._num_threads, self._progress.stop)
+        run_all(tasks, self._num_threads, self.progress.stop)
         return found
 
     def _send_files(self, files: Sequence[CapturedFile]) -> dict[str, Content]:
         """Send the files; return where they are now, by checksum."""
-        self._progress.total_bytes = sum(one.size for one in files)
+        self.progress.total_bytes = sum(one.size for one in files)
         placed = {one.sha256: one.content(None) for one in files if not one.size}
         blobs: list[Contents] = []
         for pack in packed([one for one in files if 0 < one.size <= SMALL_BYTES]):
@@ -376,7 +385,7 @@ class FolderSource(StateSource):
                 one.name = self._new_blob(one.size)
                 placed[one.sha256] = one.content(one.name)
                 blobs.append(one)
-        send(self._store, BLOBS, blobs, self._progress, num_threads=self._num_threads)
+        send(self._store, BLOBS, blobs, self.progress, num_threads=self._num_threads)
         return placed
 
     def _new_blob(self, size: int) -> str:
@@ -407,7 +416,7 @@ class FolderSource(StateSource):
     @contextmanager
     def _telling_progress(self) -> Iterator[None]:
         """Log the progress every ten seconds."""
-        is_over, progress = threading.Event(), self._progress
+        is_over, progress = threading.Event(), self.progress
 
         def tell() -> None:
             while not is_over.wait(_LINE_SECONDS):
@@ -445,11 +454,10 @@ class FolderSaves:
     def __init__(self, publisher: CheckpointPublisher, root: Path, blobs: Blobs) -> None:
         self.last: CommittedSnapshot | None = None
         self.error: BaseException | None = None  # what has ended the saves
-        self._root = root
-        self._blobs = blobs
-        self._publisher = publisher
-        self._failed = FailedSaves()
-        self._newest: Save[FolderSource] | None = None
+        self.root = root
+        self.publisher, self.blobs = publisher, blobs
+        self.failed = FailedSaves()
+        self._newest: FolderSave | None = None
         self._lock = threading.Lock()
         self._is_cancelled = False
 
@@ -459,19 +467,13 @@ class FolderSaves:
         error = self._newest.error if self._newest is not None else None
         return error if isinstance(error, StoreError) else None
 
-    def prepare(
-        self, captured: Capture, kind: Kind, *, is_tentative: bool = False
-    ) -> Save[FolderSource]:
+    def prepare(self, captured: Capture, kind: Kind, *, is_tentative: bool = False) -> FolderSave:
         """Return a save of what was captured."""
-        store, root = self._publisher.store, self._root
-        source = FolderSource(store, self._blobs, captured, root, kind, is_tentative=is_tentative)
-        # A capture in place is not retried: the program waits for it.
-        failed = None if captured.is_in_place else self._failed
         if kind == "emergency":
-            self._blobs.stop_copying.set()  # now seconds count
-        return Save(source, self._publish, self._settle, failed=failed)
+            self.blobs.stop_copying.set()  # now seconds count
+        return FolderSave(self, captured, kind, is_tentative=is_tentative)
 
-    def start(self, save: Save[FolderSource]) -> None:
+    def start(self, save: FolderSave) -> None:
         """Send this next, instead of one that is waiting."""
         with self._lock:
             before, self._newest = self._newest, save
@@ -486,17 +488,17 @@ class FolderSaves:
         if self._newest is not None:
             self._newest.give_way()
 
-    def _unfinished(self) -> Iterator[Save[FolderSource]]:
+    def _unfinished(self) -> Iterator[Save]:
         """Yield the saves that may not be over yet, newest first."""
         with self._lock:
-            save = self._newest
+            save: Save | None = self._newest
         while save is not None:
             yield save
             save = save.earlier
 
     def finish(self, deadline: float | None) -> bool:
         """Let pending saves try again until the deadline; return whether all are over."""
-        self._blobs.stop_copying.set()
+        self.blobs.stop_copying.set()
         for save in self._unfinished():
             save.hurry(deadline or 0.0)
             if not save.wait(seconds_until(deadline)):
@@ -505,44 +507,22 @@ class FolderSaves:
 
     def cancel(self) -> None:
         """Prevent any save from being published, now and later, unless it already is."""
-        self._blobs.stop_copying.set()
+        self.blobs.stop_copying.set()
         with self._lock:
             self._is_cancelled = True
         for save in self._unfinished():
             if not save.cancel():
                 save.wait()  # the head is being written, which is bounded
 
-    def _publish(self, save: Save[FolderSource]) -> None:
-        """Publish, and remember what the store then has."""
-        if self.error is not None:
-            raise self.error
-        save.began = time.monotonic()
-        try:
-            self._publisher.publish(save)
-            self._know(save)
-        except SnapshotError as error:
-            if not save.source.capture.is_in_place:  # else whoever captured it tries again
-                _log.warning(f"[snapshot] void: {error}")
-            raise
-        except (StoreError, CancelledError):
-            raise
-        except BaseException as error:  # the attempt's thread must see it
-            self.error = error
-            raise
-
-    def _settle(self, save: Save[FolderSource]) -> None:
-        self._publisher.settle(save)
-        if save.is_committed and not self._blobs.stop_copying.is_set():
-            self._blobs.copy_shared(max(2, self._publisher.retention.newest))
-
-    def _know(self, save: Save[FolderSource]) -> None:
-        sent, entry = save.source.sent, save.entry
+    def know(self, save: FolderSave) -> None:
+        """Note that the store has it now, whether or not anything had changed."""
+        sent, entry = save.sent, save.entry
         assert sent is not None
         assert entry is not None
-        self._blobs.begin_with(sent.manifest, sent.files)
+        self.blobs.begin_with(sent.manifest, sent.files)
         if save.cost is not None:  # else nothing had changed
             seconds = save.cost.seconds
-            self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.source.facts())
-            self._publisher.tell(save, step=sent.manifest.note.get("step"))
+            self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.facts())
+            self.publisher.tell(save, step=sent.manifest.note.get("step"))
         if not save.releases:  # else the successor does it: now seconds count
-            self._blobs.delete_unneeded()
+            self.blobs.delete_unneeded()

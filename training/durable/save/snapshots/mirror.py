@@ -18,13 +18,13 @@ from typing import Any, Literal, TypeAlias
 from training.durable.record.head import CheckpointEntry, Kind, read_head
 from training.durable.record.metrics import read_events
 from training.durable.record.run import Loaded, newest_valid, read_twice
-from training.durable.save.publish import CheckpointPublisher, Save, seconds_until
+from training.durable.save.publish import CheckpointPublisher, seconds_until
 from training.durable.save.snapshots.capture import Capture, Moment, capture
 from training.durable.save.snapshots.folder_saves import (
     Blobs,
     CommittedSnapshot,
+    FolderSave,
     FolderSaves,
-    FolderSource,
 )
 from training.durable.save.snapshots.listing import (
     ChangedError,
@@ -296,7 +296,7 @@ class Mirror:
             self._told_logs = text
             self._publisher.events.emit("logs", "info", message=text)
 
-    def _prepared(self, captured: Capture, moment: Moment) -> Save[FolderSource]:
+    def _prepared(self, captured: Capture, moment: Moment) -> FolderSave:
         """Return a save of it; what a tentative one restored stays so until it is rewritten."""
         if self._doubted is not None and (
             captured.reason == "commit" or self._doubted.is_rewritten_in(captured.listing)

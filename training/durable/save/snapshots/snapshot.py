@@ -164,19 +164,6 @@ class Content:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SavedFile:
-    """One file of a snapshot."""
-
-    path: str
-    mode: int
-    mtime_ns: int
-    content: Content
-
-    def __post_init__(self) -> None:
-        _refuse_other_than_numbers(self.mode, self.mtime_ns)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SavedFolder:
     """One folder of a snapshot."""
 
@@ -186,6 +173,13 @@ class SavedFolder:
 
     def __post_init__(self) -> None:
         _refuse_other_than_numbers(self.mode, self.mtime_ns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedFile(SavedFolder):
+    """One file of a snapshot."""
+
+    content: Content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,7 +53,9 @@ _KILLED = 128 + signal.SIGKILL
 
 
 class Watcher:
-    """A thread that calls `capture` at the right moments; `error` holds what has ended it.
+    """Watches the folder, in a thread that calls `capture` at the right moments.
+
+    The main thread watches it: `Mirror.check` raises the `error` that has ended it.
 
     `capture` returns what it has captured, or raises, for instance if the folder has changed since
     it was found quiet; `refused` is told why nothing can be captured.

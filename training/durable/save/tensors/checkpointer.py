@@ -4,32 +4,35 @@ The last commit stays intact until the head's one write, whatever happens in bet
 the store refuses is retried while training continues, except at the end of a stage.
 """
 
+import json
 import logging
 import threading
 import time
-from dataclasses import asdict, replace
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from contract.keys import checkpoint_prefix
 from training.durable.attempt.context import AttemptContext
 from training.durable.attempt.notice import Notice
 from training.durable.errors import DivergedError, RunFailedError
-from training.durable.record.head import Position, checkpoint_name
+from training.durable.record.head import CheckpointEntry, Head, Position, checkpoint_name
 from training.durable.record.lease import LeaseLostError
 from training.durable.save.publish import CheckpointPublisher, Cost, Save
 from training.durable.save.tensors.schedule import SaveBudget, Schedule, estimate
-from training.durable.save.tensors.sharded_saves import ShardedLeader, Verb
+from training.durable.save.tensors.sharded_saves import OtherShares, ShardedLeader, Verb
 from training.durable.save.tensors.state import (
+    SLICES,
+    STATE,
     HostCopies,
     HostCopy,
     LiveState,
-    SaveRequest,
-    TensorSource,
+    send_state,
 )
 from training.durable.store.protocol import StoreError
+from training.durable.store.transfer import FileEntry, put_text
 
 _log = logging.getLogger(__name__)
-
-_Write: TypeAlias = Save[TensorSource]
 
 # What a save under way gets when time has already run out: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
@@ -40,6 +43,98 @@ _HEADWAY_SECONDS = 20.0
 _CLOSE_SECONDS = 60.0
 # and for one whose lease was lost, to delete what it uploaded.
 _CLEANUP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveRequest:
+    """What to save, and why. The live state is valid only until the next step starts."""
+
+    entry: CheckpointEntry  # the head's entry for it, without its files
+    position: Position
+    state: LiveState
+
+
+class TensorSave(Save):
+    """A save of what was requested, read from its live tensors or from a copy on the host."""
+
+    def __init__(
+        self,
+        publisher: CheckpointPublisher,
+        request: SaveRequest,
+        state: LiveState | HostCopy,
+        *,
+        others: Callable[[str, threading.Event], OtherShares] | None = None,
+        since_notice: Position | None = None,
+    ) -> None:
+        super().__init__()
+        self.request = request
+        self.state = state
+        self.notice: Notice | None = None  # that the save answers
+        self._publisher = publisher
+        self._since_notice = since_notice  # committed at a notice, after which training continued
+        self._others = others  # waits for what the other ranks write
+        self._num_bytes = sum(file.size for file in state.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of the tensors that this process writes."""
+        return self._num_bytes
+
+    def entry_after(self, head: Head) -> CheckpointEntry:
+        """The entry that the policy has requested."""
+        return self.request.entry
+
+    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...]:
+        """Send the tensors (in a sharded stage those of all ranks), and then the JSON of all.
+
+        Refuses weights with a NaN.
+        """
+        store, prefix, state = self._publisher.store, checkpoint_prefix(name), self.state.state
+        position = self.request.position
+        where = f"stage {position.stage!r}, step {position.step}"
+        files = send_state(store, name, self.state, self.progress, where, beside)
+        if self._others is not None:
+            theirs, slices = self._others(name, self.progress.stop)
+            files = (*files, *theirs)
+            _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
+            state = {**state, SLICES: _merged_slices([state[SLICES], *slices])}
+        return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what an answer to a notice, or the extra time after it, has gained."""
+        if self._since_notice is not None:
+            return {"gained_steps": self.request.position.step - self._since_notice.step}
+        if self.notice is not None:
+            since = time.monotonic() - self.notice.received
+            return {"notice_to_commit_seconds": round(since, 4)}
+        return {}
+
+    def publish(self) -> None:
+        """Send and commit it."""
+        self._publisher.publish(self)
+
+    def settle(self) -> None:
+        """Report a refusal, or delete what is no longer kept."""
+        self._publisher.settle(self)
+
+
+def _refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
+    """Raise StoreError if a file in the store is missing or not as large as announced."""
+    for file in files:
+        if there.get(prefix + file.name) != file.bytes:
+            size = there.get(prefix + file.name, "no")
+            raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
+
+
+def _merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the slice lists of all ranks, which have the same tensors."""
+    whole: dict[str, Any] = {}
+    for part, tensors in slices[0].items():
+        whole[part] = {}
+        for name, about in tensors.items():
+            found = [one for own in slices for one in own[part][name]["slices"]]
+            whole[part][name] = {**about, "slices": found}
+    return whole
 
 
 class Checkpointer:
@@ -61,8 +156,8 @@ class Checkpointer:
         )
         self._copies = HostCopies(context.store.part_process)
         self._leader: ShardedLeader | None = None
-        self._current: _Write | None = None  # under way, or over and not collected
-        self._staged: _Write | None = None
+        self._current: TensorSave | None = None  # under way, or over and not collected
+        self._staged: TensorSave | None = None
         self._lock = threading.Lock()  # of the staged copy and the end
         self._since_notice: Position | None = None  # committed at a notice; training continued
         self._is_safe: bool | None = None  # once the last save has been decided
@@ -109,7 +204,7 @@ class Checkpointer:
         self._finish()
         self.schedule.start_other()
         write = self._write(request, request.state)
-        self._order("live", write.source.wanted.name)
+        self._order("live", write.request.entry.name)
         self._run(write)
 
     def save_async(self, request: SaveRequest) -> None:
@@ -139,7 +234,7 @@ class Checkpointer:
     def stage(self, request: SaveRequest) -> bool:
         """Keep a copy for `save_staged`; False if memory cannot hold it."""
         position = request.position
-        if self.holds(position) or (self._current and self._current.source.position == position):
+        if self.holds(position) or (self._current and self._current.request.position == position):
             return True
         self._order("stage", request.entry.name)
         copy = self._copy(request.state)
@@ -152,7 +247,7 @@ class Checkpointer:
 
     def estimate(self, request: SaveRequest) -> Cost:
         """How long a save of this state will take."""
-        return estimate(self._write(request, request.state).source.num_bytes, self.last_cost)
+        return estimate(self._write(request, request.state).num_bytes, self.last_cost)
 
     def save_and_release(self, request: SaveRequest, notice: Notice) -> bool:
         """Commit and release in one write within the notice; return whether the state is safe.
@@ -165,7 +260,7 @@ class Checkpointer:
                 write = self._write(request, request.state)
                 self._is_safe = self._save_within(notice, write)
                 if not self._is_safe:
-                    self._order("drop", write.source.wanted.name)
+                    self._order("drop", write.request.entry.name)
             return self._is_safe
 
     def save_at_notice(self, request: SaveRequest, notice: Notice) -> bool:
@@ -180,7 +275,7 @@ class Checkpointer:
             if self.holds(request.position):
                 self._since_notice = request.position
             else:
-                self._order("drop", write.source.wanted.name)
+                self._order("drop", write.request.entry.name)
             return self._since_notice is not None
 
     def save_staged(self, notice: Notice) -> bool:
@@ -192,7 +287,7 @@ class Checkpointer:
 
     def must_start_by(self, notice: Notice) -> float:
         """The monotonic time after which `save_staged` would no longer fit the notice."""
-        size = self._staged.source.num_bytes if self._staged else 0
+        size = self._staged.num_bytes if self._staged else 0
         return notice.save_by - estimate(size, self.last_cost).seconds
 
     def close(self) -> None:
@@ -210,15 +305,14 @@ class Checkpointer:
         else:
             self._collect_at_end(write)
 
-    def _write(self, request: SaveRequest, state: LiveState | HostCopy) -> _Write:
-        source = TensorSource(
-            self._context.store,
+    def _write(self, request: SaveRequest, state: LiveState | HostCopy) -> TensorSave:
+        return TensorSave(
+            self._publisher,
             request,
             state,
             others=self._leader.wait_for if self._leader else None,
             since_notice=self._since_notice,
         )
-        return Save(source, self._publisher.publish, self._publisher.settle)
 
     def _order(self, verb: Verb, name: str) -> None:
         """Tell the other ranks of a sharded stage what to do with their shares of a save."""
@@ -228,10 +322,10 @@ class Checkpointer:
     def _copy(self, live: LiveState) -> HostCopy | None:
         with self._lock:
             self._staged = None  # superseded, and its memory may be needed
-        writing = self._current.source.state if self._current else None
+        writing = self._current.state if self._current else None
         return self._copies.copy(live, writing if isinstance(writing, HostCopy) else None)
 
-    def _run(self, write: _Write) -> None:
+    def _run(self, write: TensorSave) -> None:
         self._current = write
         write.run()
         write.blocked_seconds = time.monotonic() - write.began
@@ -255,8 +349,8 @@ class Checkpointer:
         if write.error is None:
             self._record(write)
             return
-        self._order("drop", write.source.wanted.name)
-        if not isinstance(write.error, StoreError) or write.source.wanted.kind == "stage-end":
+        self._order("drop", write.request.entry.name)
+        if not isinstance(write.error, StoreError) or write.request.entry.kind == "stage-end":
             raise write.error
         failed = self.schedule.failed
         failed.add(write.began)
@@ -265,12 +359,12 @@ class Checkpointer:
         _log.warning(
             "[save] step %d was not saved, %d in a row: %s; the last commit stays; training "
             "continues and the save is retried",
-            write.source.position.step,
+            write.request.position.step,
             failed.count,
             write.error,
         )
 
-    def _collect_at_end(self, write: _Write) -> bool:
+    def _collect_at_end(self, write: TensorSave) -> bool:
         """Collect a save that is over when the attempt ends; return whether it was committed."""
         is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
         # A divergence need not end the run: the next attempt resumes before it.
@@ -282,11 +376,11 @@ class Checkpointer:
         self._record(write)
         return True
 
-    def _record(self, write: _Write) -> None:
+    def _record(self, write: TensorSave) -> None:
         """Record a commit in the metrics, the schedule and the log."""
         assert write.cost is not None
-        self._committed = write.source.position
-        self.last_cost, step = write.cost, write.source.position.step
+        self._committed = write.request.position
+        self.last_cost, step = write.cost, write.request.position.step
         durable = write.cost.seconds
         # A save in the background may use training's cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
@@ -295,7 +389,9 @@ class Checkpointer:
             _log.info("[interval] auto: %s", choice)
             self._context.metrics.write("interval", step=step, **asdict(choice))
 
-    def _save_within(self, notice: Notice, write: _Write | None, *, releases: bool = True) -> bool:
+    def _save_within(
+        self, notice: Notice, write: TensorSave | None, *, releases: bool = True
+    ) -> bool:
         """Save what the time allows, again after a failure; return whether the state is safe."""
         for pause in self._context.store.patience.pauses():
             time.sleep(pause)
@@ -305,31 +401,30 @@ class Checkpointer:
             if write is None or write is self._staged or not isinstance(write.error, StoreError):
                 break
             # Under another name: a rank has announced its share, or an error, under the old one.
-            source = write.source
-            self._order("drop", source.wanted.name)
-            name = checkpoint_name(source.position.step, self._context.generation)
-            source.wanted = replace(source.wanted, name=name)
-            write = Save(source, self._publisher.publish, self._publisher.settle)
+            entry = write.request.entry
+            self._order("drop", entry.name)
+            entry = replace(entry, name=checkpoint_name(entry.step, self._context.generation))
+            write = self._write(replace(write.request, entry=entry), write.state)
         return False
 
-    def _try_within(self, notice: Notice, write: _Write | None, releases: bool) -> bool:
+    def _try_within(self, notice: Notice, write: TensorSave | None, releases: bool) -> bool:
         """Save the new state, the save under way, or both."""
         current, self._current = self._current, None
         if current is not None and current.is_over:
             self._collect_at_end(current)
             current = None
         if current is not None and (
-            write is None or current.source.position == write.source.position
+            write is None or current.request.position == write.request.position
         ):
             _log.info("[emergency] this state is being saved already; finishing that save")
             if self._end_with(current, notice, releases) or write is None:
                 return current.is_committed
             current = None  # it failed: once more, if there is time
-        if write is None or self.holds(write.source.position):
+        if write is None or self.holds(write.request.position):
             then = "only releasing" if releases else "nothing to save"
             _log.info("[emergency] nothing changed since the last commit; %s", then)
             return True
-        expected = estimate(write.source.num_bytes, self.last_cost)
+        expected = estimate(write.num_bytes, self.last_cost)
         finish = current.seconds_left(expected.seconds) if current else None
         budget = SaveBudget(
             cost=expected,
@@ -350,31 +445,31 @@ class Checkpointer:
         if current is not None:
             self._make_way(current, budget)
         if write is not self._staged:
-            self._order("live", write.source.wanted.name)
+            self._order("live", write.request.entry.name)
         elif self._leader is not None:
-            self._leader.write_staged(write.source.wanted.name)
+            self._leader.write_staged(write.request.entry.name)
         write.began = time.monotonic()
-        write.source.notice, write.releases = notice, releases
+        write.notice, write.releases = notice, releases
         write.start()
         return self._end_with(write, notice, releases)
 
-    def _make_way(self, current: _Write, budget: SaveBudget) -> None:
+    def _make_way(self, current: TensorSave, budget: SaveBudget) -> None:
         """Let the older save finish if there is time for both, else cancel it."""
         if budget.plan != "finish, then save" and current.cancel():
             _log.info("[emergency] the save under way is canceled for this one")
         else:
             self._finish_soon(current, budget.seconds_left - budget.need_seconds)
 
-    def _finish_soon(self, current: _Write, seconds: float) -> None:
+    def _finish_soon(self, current: TensorSave, seconds: float) -> None:
         """Let a save finish within `seconds`; otherwise it is never committed."""
         if current.wait(max(0.0, seconds)) or not current.cancel():
             current.wait()  # it cannot be canceled while it writes the head, which is bounded
             self._collect_at_end(current)
 
-    def _end_with(self, write: _Write, notice: Notice, releases: bool) -> bool:
-        write.source.notice, write.releases = notice, releases
+    def _end_with(self, write: TensorSave, notice: Notice, releases: bool) -> bool:
+        write.notice, write.releases = notice, releases
         asked = time.monotonic()
-        grace = 0.0 if write.source.wanted.kind == "emergency" else _GRACE_SECONDS
+        grace = 0.0 if write.request.entry.kind == "emergency" else _GRACE_SECONDS
 
         def seconds_left() -> float:
             in_notice = notice.save_by - time.monotonic()

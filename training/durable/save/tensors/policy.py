@@ -15,9 +15,9 @@ from training.durable.attempt.notice import Notice, Saves
 from training.durable.attempt.supervisor import Work
 from training.durable.errors import InterruptedRunError
 from training.durable.record.head import CheckpointEntry, Kind, Position, checkpoint_name
-from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.checkpointer import Checkpointer, SaveRequest
 from training.durable.save.tensors.sharded_saves import ShardedFollower, ShardedLeader, own_share
-from training.durable.save.tensors.state import LiveState, SaveRequest
+from training.durable.save.tensors.state import LiveState
 
 _log = logging.getLogger(__name__)
 

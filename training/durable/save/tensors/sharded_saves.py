@@ -10,35 +10,35 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from contract.keys import checkpoint_prefix
 from training.durable.attempt.context import AttemptContext, World
 from training.durable.errors import DivergedError, Divergence
 from training.durable.record.head import step_of
-from training.durable.save.publish import Save, StateSource
-from training.durable.save.tensors.memory import allocate, view_of
+from training.durable.save.publish import Save
 from training.durable.save.tensors.state import (
     SLICES,
     HostCopies,
     HostCopy,
     LiveState,
-    OtherShares,
     Slice,
     is_sharded,
     local_slice,
-    refuse_nan,
+    send_state,
 )
 from training.durable.store.protocol import StoreError
-from training.durable.store.transfer import CancelledError, FileEntry, send
+from training.durable.store.transfer import CancelledError, FileEntry
 
 # copy: copy, then write in the background; live: write before training continues; stage: copy and
 # wait; drop: cancel what is being written.
 Verb: TypeAlias = Literal["copy", "live", "stage", "drop"]
+
+# What the other ranks have written of a save: their files, and the slices in them.
+OtherShares: TypeAlias = tuple[Sequence[FileEntry], Sequence[Mapping[str, Any]]]
 
 # The board's key for the staged save that is to be written at once.
 _STAGED = "staged"
@@ -171,12 +171,33 @@ def _raise_for(rank: int, written: _WrittenShare, step: int) -> None:
     assert written.slices is not None, f"rank {rank} announced no {SLICES}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Share(StateSource):
-    """What this rank writes of one save."""
+class _ShareSave(Save):
+    """A save of what this rank writes of the checkpoint with that name."""
 
-    name: str  # of the checkpoint
-    state: LiveState | HostCopy
+    def __init__(
+        self,
+        context: AttemptContext,
+        name: str,
+        state: LiveState | HostCopy,
+        over: threading.Event | None = None,
+    ) -> None:
+        super().__init__(over=over)
+        self.name, self.state = name, state
+        self._context = context
+
+    def publish(self) -> None:
+        """Write this rank's files, and post a list of them, or what went wrong."""
+        name, state, world = self.name, self.state, self._context.world
+        try:
+            files = send_state(self._context.store, name, state, self.progress, name)
+            written = _WrittenShare(files=files, slices=state.state[SLICES])
+        except CancelledError:
+            raise
+        except DivergedError as error:
+            written = _WrittenShare(error=error.divergence.message, has_nan=True)
+        except (OSError, RuntimeError, ValueError, TypeError) as error:
+            written = _WrittenShare(error=str(error))
+        world.post(_share_key(name, world.rank), written.to_text())
 
 
 class ShardedFollower:
@@ -186,9 +207,9 @@ class ShardedFollower:
         self._context = context
         self._world = context.world
         self._copies = HostCopies(context.store.part_process, num_copiers)
-        self._writes: list[Save[_Share]] = []  # under way, or over
-        self._live: Save[_Share] | None = None  # reads tensors that training changes
-        self._staged: Save[_Share] | None = None
+        self._writes: list[_ShareSave] = []  # under way, or over
+        self._live: _ShareSave | None = None  # reads tensors that training changes
+        self._staged: _ShareSave | None = None
 
     def obey(self, capture: Callable[[], LiveState]) -> bool:
         """Carry out rank 0's orders until training continues; return whether there were any."""
@@ -216,13 +237,13 @@ class ShardedFollower:
 
     def _act(self, verb: Verb, name: str, capture: Callable[[], LiveState]) -> None:
         if verb == "drop":
-            self._cancel([write for write in self._writes if write.source.name == name])
+            self._cancel([write for write in self._writes if write.name == name])
         elif verb == "stage":
             self._stage(name, capture)
         else:
             self._write(name, capture, is_live=verb == "live")
 
-    def _cancel(self, writes: list[Save[_Share]]) -> None:
+    def _cancel(self, writes: list[_ShareSave]) -> None:
         for write in writes:
             write.cancel()
             write.wait()
@@ -231,7 +252,7 @@ class ShardedFollower:
         share = capture()
         self._staged = None  # superseded, and its memory may be needed
         self._writes = [write for write in self._writes if not write.is_over]
-        sources = (write.source.state for write in self._writes)
+        sources = (write.state for write in self._writes)
         writing = next((source for source in sources if isinstance(source, HostCopy)), None)
         copy = self._copies.copy(share, writing)
         self._world.gather(copy is not None)
@@ -253,14 +274,14 @@ class ShardedFollower:
         self._live = write if copy is None else None
         write.start()
 
-    def _listen(self, staged: Save[_Share]) -> None:
+    def _listen(self, staged: _ShareSave) -> None:
         """Watch for the order to write the staged copy while the main threads do long work."""
 
         def listen() -> None:
             while self._staged is staged:
-                if self._world.note(_STAGED) == staged.source.name:
+                if self._world.note(_STAGED) == staged.name:
                     self.give_up()
-                    _tick(self._world, staged.source.name, staged.over)
+                    _tick(self._world, staged.name, staged.over)
                     staged.start()
                     return
                 staged.wait(_LISTEN_SECONDS)
@@ -269,29 +290,8 @@ class ShardedFollower:
 
     def _save(
         self, name: str, state: LiveState | HostCopy, over: threading.Event | None = None
-    ) -> Save[_Share]:
-        return Save(_Share(name=name, state=state), self._announce, over=over)
-
-    def _announce(self, save: Save[_Share]) -> None:
-        """Write this rank's files, and post a list of them, or what went wrong."""
-        name, state = save.source.name, save.source.state
-        try:
-            files = send(
-                self._context.store,
-                checkpoint_prefix(name),
-                state.files,
-                save.progress,
-                beside=[lambda: refuse_nan(state.tensors, step_of(name), name)],
-                allocate=lambda size: view_of(allocate(size, state.device)),
-            )
-            written = _WrittenShare(files=files, slices=state.state[SLICES])
-        except CancelledError:
-            raise
-        except DivergedError as error:
-            written = _WrittenShare(error=error.divergence.message, has_nan=True)
-        except (OSError, RuntimeError, ValueError, TypeError) as error:
-            written = _WrittenShare(error=str(error))
-        self._world.post(_share_key(name, self._world.rank), written.to_text())
+    ) -> _ShareSave:
+        return _ShareSave(self._context, name, state, over)
 
 
 def _tick(world: World, name: str, over: threading.Event) -> None:

@@ -13,31 +13,21 @@ import math
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
 
 from contract.keys import checkpoint_prefix
-from training.durable.attempt.notice import Notice
 from training.durable.errors import DivergedError, Divergence
-from training.durable.record.head import CheckpointEntry, Head, Position
-from training.durable.save.publish import StateSource
+from training.durable.record.head import step_of
 from training.durable.save.tensors.memory import allocate, available_bytes, open_shared, view_of
-from training.durable.store.protocol import PartSender, Store, StoreError
-from training.durable.store.transfer import (
-    Contents,
-    FileEntry,
-    Spare,
-    TransferProgress,
-    put_text,
-    send,
-)
+from training.durable.store.protocol import PartSender, Store
+from training.durable.store.transfer import Contents, FileEntry, Spare, TransferProgress, send
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -220,8 +210,6 @@ def copy_overlap(
     target.copy_(source)
 
 
-# What the other ranks have written of a save: their files, and the slices in them.
-OtherShares: TypeAlias = tuple[Sequence[FileEntry], Sequence[Mapping[str, Any]]]
 STATE = "state.json"
 
 
@@ -412,8 +400,29 @@ def _find_nan(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], step: int, where: str) -> None:
-    """Raise DivergedError if any weight of the model is NaN."""
+def send_state(
+    store: Store,
+    name: str,
+    state: LiveState | HostCopy,
+    progress: TransferProgress,
+    where: str,
+    beside: Sequence[Callable[[], None]] = (),
+) -> tuple[FileEntry, ...]:
+    """Send the tensors of a checkpoint with that name, and run the tasks `beside`.
+
+    DivergedError, which says `where`, if any weight of the model is NaN.
+    """
+    return send(
+        store,
+        checkpoint_prefix(name),
+        state.files,
+        progress,
+        beside=[lambda: _refuse_nan(state.tensors, step_of(name), where), *beside],
+        allocate=lambda size: view_of(allocate(size, state.device)),
+    )
+
+
+def _refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], step: int, where: str) -> None:
     for part, own in tensors.items():
         if part.split(".")[0] == "model" and (name := _find_nan(own)) is not None:
             message = f"{where}: {name} contains a NaN"
@@ -442,96 +451,3 @@ def _copy_bytes(tensor: Tensor, start: int, out: Tensor) -> None:
         first, last = max(start, base), min(stop, base + row_bytes)
         data = tensor[row].contiguous().view(-1).view(torch.uint8)
         out[first - start : last - start].copy_(data[first - base : last - base])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SaveRequest:
-    """What to save, and why. The live state is valid only until the next step starts."""
-
-    entry: CheckpointEntry  # the head's entry for it, without its files
-    position: Position
-    state: LiveState
-
-
-class TensorSource(StateSource):
-    """The state that was requested, read from its live tensors or from a copy on the host."""
-
-    def __init__(
-        self,
-        store: Store,
-        request: SaveRequest,
-        state: LiveState | HostCopy,
-        *,
-        others: Callable[[str, threading.Event], OtherShares] | None = None,
-        since_notice: Position | None = None,
-    ) -> None:
-        self.wanted = request.entry
-        self.position = request.position
-        self.state = state
-        self.notice: Notice | None = None  # that the save answers
-        self._store = store
-        self._since_notice = since_notice  # committed at a notice, after which training continued
-        self._others = others  # waits for what the other ranks write
-        self._files = state.files
-
-    @property
-    def num_bytes(self) -> int:
-        """Total bytes of the tensors that this process writes."""
-        return sum(file.size for file in self._files)
-
-    def entry(self, head: Head) -> CheckpointEntry:
-        """The entry that the policy has requested."""
-        return self.wanted
-
-    def send(
-        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
-    ) -> tuple[FileEntry, ...]:
-        """Send the tensors (in a sharded stage those of all ranks), and then the JSON of all.
-
-        Refuses weights with a NaN.
-        """
-        store, prefix, state = self._store, checkpoint_prefix(name), self.state.state
-        tasks = [self._refuse_nan, *beside]
-        files = send(store, prefix, self._files, progress, beside=tasks, allocate=self._spare)
-        if self._others is not None:
-            theirs, slices = self._others(name, progress.stop)
-            files = (*files, *theirs)
-            _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
-            state = {**state, SLICES: _merged_slices([state[SLICES], *slices])}
-        return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
-
-    def facts(self) -> Mapping[str, Any]:
-        """Return what an answer to a notice, or the extra time after it, has gained."""
-        if self._since_notice is not None:
-            return {"gained_steps": self.position.step - self._since_notice.step}
-        if self.notice is not None:
-            since = time.monotonic() - self.notice.received
-            return {"notice_to_commit_seconds": round(since, 4)}
-        return {}
-
-    def _spare(self, size: int) -> memoryview:
-        return view_of(allocate(size, self.state.device))
-
-    def _refuse_nan(self) -> None:
-        position = self.position
-        where = f"stage {position.stage!r}, step {position.step}"
-        refuse_nan(self.state.tensors, position.step, where)
-
-
-def _refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
-    """Raise StoreError if a file in the store is missing or not as large as announced."""
-    for file in files:
-        if there.get(prefix + file.name) != file.bytes:
-            size = there.get(prefix + file.name, "no")
-            raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
-
-
-def _merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the slice lists of all ranks, which have the same tensors."""
-    whole: dict[str, Any] = {}
-    for part, tensors in slices[0].items():
-        whole[part] = {}
-        for name, about in tensors.items():
-            found = [one for own in slices for one in own[part][name]["slices"]]
-            whole[part][name] = {**about, "slices": found}
-    return whole

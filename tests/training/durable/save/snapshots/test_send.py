@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from tests.training.durable.save.scene import Machine, entries, wait_for_snapsho
 from training.durable.record.head import Retention
 from training.durable.save.snapshots import capture as capture_module
 from training.durable.save.snapshots.capture import Capture, Known, Moment, capture
-from training.durable.save.snapshots.folder_saves import Blobs, FolderSource, _Sent
+from training.durable.save.snapshots.folder_saves import Blobs, FolderSaves, _Sent
 from training.durable.save.snapshots.listing import ChangedError, FileState, Listing, SnapshotError
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, Upload
-from training.durable.store.transfer import Contents, TransferProgress
+from training.durable.store.transfer import Contents
 
 NewMachine = Callable[..., Machine]
 
@@ -50,10 +51,11 @@ def captured(folder: Path, known: Known, *, in_place: bool = False) -> Capture:
 def send(store: Store, folder: Path, known: Known) -> _Sent:
     blobs = Blobs(store, None)  # type: ignore[arg-type]
     blobs.known = known
-    source = FolderSource(store, blobs, captured(folder, known), folder, "periodic")
-    source.send("00000001-g0001-00", TransferProgress(), [])
-    assert source.sent is not None
-    return source.sent
+    publisher: Any = SimpleNamespace(store=store)
+    save = FolderSaves(publisher, folder, blobs).prepare(captured(folder, known), "periodic")
+    save.send("00000001-g0001-00", [])
+    assert save.sent is not None
+    return save.sent
 
 
 def publish(mirror: Mirror, capture: Capture) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints hold any state_dict exactly, without pickle, in memory that gives the same bits."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +8,22 @@ import torch
 from torch import nn
 
 from tests.training.durable.save.scene import take_lease
+from tests.training.save_scene import write_state
 from training.durable.errors import MachineError
-from training.durable.record.head import CheckpointEntry, Position, Retention, checkpoint_name
+from training.durable.record.head import CheckpointEntry, Retention
 from training.durable.record.metrics import Events
 from training.durable.record.run import DamagedCheckpointError, newest_valid
 from training.durable.save.tensors.resume import read_checkpoint
-from training.durable.save.tensors.state import LiveState, SaveRequest, TensorSource, _find_nan
+from training.durable.save.tensors.state import LiveState, _find_nan
 from training.durable.save.tensors.weights import weights_sha256
 from training.durable.store.folder import FolderStore, open_store
 from training.durable.store.protocol import Store
-from training.durable.store.transfer import TransferProgress
 from training.engine.optimizer import flatten_state, unflatten_state
-
-
-def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
-    name = checkpoint_name(step, 1)
-    entry = CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=())
-    request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
-    files = TensorSource(store, request, capture).send(name, TransferProgress(), [])
-    return replace(entry, files=files)
 
 
 def save(store: Store, step: int, value: float = 1.0) -> CheckpointEntry:
     tensors = {"model": {"w": torch.full((3, 5), value)}, "optimizer": {}}
-    return write(store, LiveState(tensors=tensors, state={"step": step}), step)
+    return write_state(store, LiveState(tensors=tensors, state={"step": step}), step)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
@@ -68,7 +59,9 @@ def test_a_checkpoint_is_read_as_it_was_written(store_uri: str) -> None:
 def test_what_is_read_lies_in_aligned_memory(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     tensors = {f"t{k}": torch.ones(k + 1) for k in range(9)}
-    back = read_checkpoint(store, write(store, LiveState(tensors={"model": tensors}, state={})))
+    back = read_checkpoint(
+        store, write_state(store, LiveState(tensors={"model": tensors}, state={}))
+    )
     assert all(tensor.data_ptr() % 16 == 0 for tensor in back.tensors["model"].values())
 
 
@@ -101,7 +94,9 @@ def test_tied_and_strided_tensors_can_be_kept(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     tensors = {"a": shared, "b": shared, "c": shared.t(), "d": shared[:, ::2]}
     store = FolderStore(tmp_path)
-    back = read_checkpoint(store, write(store, LiveState(tensors={"model": tensors}, state={})))
+    back = read_checkpoint(
+        store, write_state(store, LiveState(tensors={"model": tensors}, state={}))
+    )
     assert all(torch.equal(back.tensors["model"][name], tensors[name]) for name in tensors)
     assert back.tensors["model"]["c"].is_contiguous()
 

@@ -3,16 +3,15 @@
 import hashlib
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from training.durable.record.head import CheckpointEntry, Position
+from tests.training.save_scene import write_state
 from training.durable.record.run import DamagedCheckpointError
 from training.durable.save.tensors.resume import read_checkpoint
-from training.durable.save.tensors.state import LiveState, SaveRequest, TensorSource
+from training.durable.save.tensors.state import LiveState
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store
 from training.durable.store.transfer import (
@@ -109,13 +108,10 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = LiveState(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
-    entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=())
-    request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
-    files = TensorSource(store, request, capture).send("x", TransferProgress(), [])
-    entry = replace(entry, files=files)
+    entry = write_state(store, capture)
     read_checkpoint(store, entry)
-    for file in files:
-        path = tmp_path / "checkpoints" / "x" / file.name
+    for file in entry.files:
+        path = tmp_path / "checkpoints" / entry.name / file.name
         whole = path.read_bytes()
         for place in {*range(0, min(400, len(whole)), 7), len(whole) // 2, len(whole) - 1}:
             damaged = bytearray(whole)
