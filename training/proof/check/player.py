@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from training.durable.errors import EXIT_FAILED, EXIT_USER
-from training.durable.save.listing import SnapshotError, list_folder
-from training.durable.save.quiet import QuietTime
+from training.durable.save.snapshots.listing import SnapshotError, list_folder
+from training.durable.save.snapshots.quiet import QuietTime
 from training.proof.check.reports import Account, Said, recorded
 
 Exit: TypeAlias = Literal["kill", "notice", "shutdown"]
