@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,11 +25,11 @@ from training.durable.record.head import (
 )
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, Metrics
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.resume import CheckpointContent
-from training.durable.save.state import LiveState, SaveRequest
+from training.durable.save.tensors.checkpointer import Checkpointer, SaveRequest, TensorSave
+from training.durable.save.tensors.resume import CheckpointContent
+from training.durable.save.tensors.state import LiveState
 from training.durable.store.folder import FolderStore
-from training.durable.store.protocol import Upload
+from training.durable.store.protocol import Store, Upload
 
 CPU = torch.device("cpu")
 
@@ -68,6 +70,15 @@ class GatedStore(FolderStore):
         return upload
 
     _line = threading.Lock()
+
+
+def write_state(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
+    """Write a checkpoint that no head names; return its entry."""
+    name = checkpoint_name(step, 1)
+    entry = CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=())
+    request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
+    publisher: Any = SimpleNamespace(store=store)
+    return replace(entry, files=TensorSave(publisher, request, capture).send(name, []))
 
 
 def open_context(

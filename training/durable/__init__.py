@@ -50,16 +50,20 @@ if TYPE_CHECKING:
     from training.durable.report.progress import FileProgressBar, ProgressBar, configure_logging
     from training.durable.report.receipt import RunResult, fail_run
     from training.durable.report.sweep import SweptRuns
-    from training.durable.save.checkpointer import Checkpointer
-    from training.durable.save.extension import Extension
-    from training.durable.save.layout import is_sharded
-    from training.durable.save.memory import LocalMemory
-    from training.durable.save.policy import CheckpointPolicy
-    from training.durable.save.quiet import QuietTime
-    from training.durable.save.restore import export_snapshot
-    from training.durable.save.resume import CheckpointContent, Resume, ShardedContent, misfit
-    from training.durable.save.state import LiveState
-    from training.durable.save.weights import Weights, export_final
+    from training.durable.save.snapshots.quiet import QuietTime
+    from training.durable.save.snapshots.snapshot import export_snapshot
+    from training.durable.save.tensors.checkpointer import Checkpointer
+    from training.durable.save.tensors.extension import Extension
+    from training.durable.save.tensors.memory import LocalMemory
+    from training.durable.save.tensors.policy import CheckpointPolicy
+    from training.durable.save.tensors.resume import (
+        CheckpointContent,
+        Resume,
+        ShardedContent,
+        misfit,
+    )
+    from training.durable.save.tensors.state import LiveState, is_sharded
+    from training.durable.save.tensors.weights import Weights, export_final
     from training.durable.source_layout import BESIDE, split_within
     from training.durable.sources import Brought, ClassFolders, ImportSource, SourceFile
     from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source

@@ -21,7 +21,7 @@ from training.cli.main import main
 from training.durable.attempt.notice import Interruption
 from training.durable.record.lease import acquire
 from training.durable.record.reopening import mark_failed
-from training.durable.save.weights import weights_sha256
+from training.durable.save.tensors.weights import weights_sha256
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:

@@ -15,7 +15,7 @@ from contract.errors import UserError
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
 from training.cli.main import main
-from training.durable.save.weights import Weights, weights_sha256
+from training.durable.save.tensors.weights import Weights, weights_sha256
 
 
 @pytest.fixture

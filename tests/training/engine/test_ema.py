@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
-from training.durable.save.resume import CheckpointContent
+from training.durable.save.tensors.resume import CheckpointContent
 from training.engine.optimizer import MovingAverage
 from training.workload import Batch, Partial
 

@@ -22,7 +22,7 @@ from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
 from training.durable.errors import RunFailedError
 from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
-from training.durable.save.memory import LocalMemory
+from training.durable.save.tensors.memory import LocalMemory
 from training.durable.store.folder import FolderStore
 from training.engine.stage_checks import problems
 from training.preflight import ladder

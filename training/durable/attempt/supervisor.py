@@ -38,7 +38,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Watchdog:
-    """Calls `when_hung` after `limit_seconds` without a report; 0: never."""
+    """Watches the main thread: calls `when_hung` after `limit_seconds` without a report; 0: never.
+
+    systemd watches it, by its pings, and so does faulthandler, which ends a process whose watchdog
+    can no longer run.
+    """
 
     def __init__(
         self,
@@ -200,7 +204,11 @@ class _StagedCopy(Protocol):
 
 
 class _LastResort:
-    """Watches one attempt. Whichever of it and the main thread ends it first does so alone."""
+    """Watches the clock of a notice: the main thread may be in a call that ends too late for it.
+
+    Whichever of it and the main thread ends the attempt first does so alone. Nobody watches it but
+    the machine's end, which costs the steps since the last commit.
+    """
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
@@ -285,7 +293,11 @@ class _LastResort:
 
 
 class Supervisor:
-    """Supervises one attempt, from before the first slow import to the end of the process."""
+    """Holds the guards of one attempt, from before the first slow import to the process's end.
+
+    It watches nothing by itself: the watchdog watches for silence, the last resort the time of a
+    notice, and systemd the process, which it starts again.
+    """
 
     def __init__(
         self,

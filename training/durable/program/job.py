@@ -29,7 +29,7 @@ from training.durable.program.process import ProgramProcess
 from training.durable.program.watch import ProgramWatch
 from training.durable.record.run import RunConfig
 from training.durable.report.receipt import RunResult
-from training.durable.save.mirror import restore_as
+from training.durable.save.snapshots.mirror import restore_as
 from training.durable.store.local_dataset import ARRIVING
 
 _log = logging.getLogger(__name__)

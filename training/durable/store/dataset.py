@@ -2,27 +2,36 @@
 
     python -m training data sync --dataset-uri s3://bucket/trajectory --out /data/dataset
 
+Missing files are fetched in the order in which training will read them, in parts by several
+threads. A part that arrives early stays in memory until it is hashed: a thread takes a buffer
+before a part, so that the part to be hashed next always has one. A file takes its name only once it
+is complete and its checksum matches.
+
 Also reads files that users bring from a store, and writes a dataset to one while it is made; other
 processes are sent the URI and open the store themselves. Imports no torch: it runs at boot.
 """
 
 import hashlib
+import json
+import mmap
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeAlias
 
 from contract.errors import UserError
 from contract.keys import MANIFEST, UNFINISHED
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
 from training.durable.source_layout import places_of
-from training.durable.store.fetching import fetch_missing
-from training.durable.store.folder import UnfinishedFile, open_store, write_whole
+from training.durable.store.folder import FolderStore, UnfinishedFile, open_store, write_whole
 from training.durable.store.local_dataset import (
     ARRIVING,
     FileProgress,
@@ -35,8 +44,9 @@ from training.durable.store.local_dataset import (
     parse_manifest,
     syncing,
 )
-from training.durable.store.protocol import Store
-from training.durable.store.verified import READS, Entry, VerifiedFiles
+from training.durable.store.protocol import Store, StoreError, writing
+from training.durable.store.transfer import PART_BYTES, num_parts, run_all, write_at
+from training.durable.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,3 +264,238 @@ class StoreOutput(Output):
 
     def delete(self, names: Iterable[str]) -> None:
         _store(self.uri).delete(names)
+
+
+# Smaller parts take as long to be answered as to arrive, so more are requested at once.
+_SMALL_PART_BYTES = 1024 * 1024
+_MORE_THREADS = 4
+_THREADS_A_SPARE = 2
+
+_Buffers: TypeAlias = SimpleQueue[memoryview]
+
+
+def fetch_missing(
+    store: Store, files: Sequence[Entry], out: Path, progress: FileProgress
+) -> list[Entry]:
+    """Fetch what is missing or damaged in `out`, and verify the rest; return what was fetched."""
+    count = _Count(len(files), progress)
+    verified = VerifiedFiles(out)
+    missing = _unverified(files, out, verified, count, store.num_threads)
+    fetched = list[Entry]()
+
+    def placed(entry: Entry) -> None:
+        verified.add(entry)
+        fetched.append(entry)
+        count.add(1, 0)
+
+    queue = _Queue(missing, out, count)
+    all_parts = sum(num_parts(entry["bytes"], PART_BYTES) for entry in missing)
+    is_small = sum(entry["bytes"] for entry in missing) < all_parts * _SMALL_PART_BYTES
+    num_threads = store.num_threads * (_MORE_THREADS if is_small else 1)
+    largest = min(PART_BYTES, max((entry["bytes"] for entry in missing), default=0))
+    num_threads = min(num_threads, all_parts)
+    buffers = _Buffers()
+    for _ in range(num_threads + num_threads // _THREADS_A_SPARE):
+        buffers.put(memoryview(mmap.mmap(-1, max(1, largest))))
+    fetch = partial(_fetch_parts, store, queue, buffers, placed)
+
+    def stop() -> None:
+        queue.stop()
+        for _ in range(num_threads):  # some may wait for a buffer
+            buffers.put(memoryview(b""))
+
+    try:
+        run_all([fetch] * num_threads, num_threads, when_failing=stop)
+    except Exception:
+        # Only now: a thread still writing could hit another file under the same descriptor.
+        queue.discard()
+        raise
+    return fetched
+
+
+def _unverified(
+    files: Sequence[Entry], out: Path, verified: VerifiedFiles, count: "_Count", num_threads: int
+) -> list[Entry]:
+    """Return the missing or damaged ones, in order; hash the others unless that has been done."""
+    there = FolderStore(out).sizes("")
+    damaged = set[str]()
+
+    def check(entry: Entry) -> None:
+        if verified.verify(entry):
+            count.add(1, entry["bytes"])
+        else:
+            damaged.add(entry["name"])
+
+    run_all([partial(check, e) for e in files if e["name"] in there], num_threads)
+    return [e for e in files if e["name"] in damaged or e["name"] not in there]
+
+
+class _Count:
+    """Files that are in place and bytes that were hashed; any thread may count."""
+
+    def __init__(self, total: int, progress: FileProgress) -> None:
+        self._total, self._progress = total, progress
+        self._done = self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, files: int, size: int) -> None:
+        with self._lock:
+            self._done, self._bytes = self._done + files, self._bytes + size
+            self._progress(self._done, self._total, self._bytes)
+
+
+def _fetch_parts(
+    store: Store, queue: "_Queue", buffers: _Buffers, placed: Callable[[Entry], None]
+) -> None:
+    """Fetch parts in one thread until none is left."""
+    buffer = buffers.get()
+    while (task := queue.next()) is not None:
+        file, number = task
+        if file.fetch(store, number, buffer, buffers):
+            placed(file.entry)
+        buffer = buffers.get()
+    buffers.put(buffer)
+
+
+class _Queue:
+    """The parts of the missing files, those of one file together, in the order of the reads."""
+
+    def __init__(self, missing: Sequence[Entry], out: Path, count: _Count) -> None:
+        self._left = {entry["name"]: entry for entry in missing}
+        self._out, self._count = out, count
+        self._reads = AppendedLines(out / READS)
+        self._first: deque[str] = deque()
+        self._file: _ArrivingFile | None = None
+        self._next_part = 0
+        self._begun = list[_ArrivingFile]()
+        self._lock = threading.Lock()
+
+    def next(self) -> "tuple[_ArrivingFile, int] | None":
+        """Return a file and the number of its part to fetch; None after the last."""
+        with self._lock:
+            if self._file is None or self._next_part == self._file.num_parts:
+                if not self._left:
+                    return None
+                entry = self._next_entry()
+                self._file, self._next_part = _ArrivingFile(entry, self._out, self._count), 0
+                self._begun = [file for file in self._begun if not file.is_placed] + [self._file]
+            self._next_part += 1
+            return self._file, self._next_part - 1
+
+    def stop(self) -> None:
+        """Hand out no more parts."""
+        with self._lock:
+            self._left, self._file = {}, None
+
+    def discard(self) -> None:
+        """Delete what has arrived of incomplete files."""
+        for file in self._begun:
+            file.discard()
+
+    def _next_entry(self) -> Entry:
+        for line in self._reads.new():
+            with suppress(ValueError):  # damaged
+                self._first.extendleft(reversed(json.loads(line)))
+        while self._first:
+            if (entry := self._left.pop(self._first.popleft(), None)) is not None:
+                return entry
+        return self._left.pop(next(iter(self._left)))
+
+
+class _ArrivingFile:
+    """One file on its way: its parts arrive in any order, and are hashed in sequence."""
+
+    def __init__(self, entry: Entry, out: Path, count: _Count) -> None:
+        self.entry, self._count = entry, count
+        self.num_parts = num_parts(entry["bytes"], PART_BYTES)
+        self._target = out / entry["name"]
+        self._unfinished: UnfinishedFile | None = None
+        self._arrived = dict[int, memoryview]()  # but not hashed yet
+        self._digest = hashlib.sha256()
+        self._next = 0  # to hash
+        self._is_hashing = False
+        self._lock = threading.Lock()
+        self.is_placed = False
+
+    def fetch(self, store: Store, number: int, buffer: memoryview, buffers: _Buffers) -> bool:
+        """Fetch a part; return whether that completes the file. Hashed parts free their buffers."""
+        with self._lock:
+            if self._unfinished is None:
+                self._unfinished = UnfinishedFile(self._target)
+        self._read(store, number, buffer)
+        with self._lock:
+            self._arrived[number] = buffer
+            if self._is_hashing:
+                return False
+            self._is_hashing = True
+        while self._next < self.num_parts:
+            with self._lock:
+                if self._next not in self._arrived:
+                    self._is_hashing = False
+                    return False
+                buffer = self._arrived.pop(self._next)
+            part = self._part(self._next, buffer)
+            self._digest.update(part)
+            self._count.add(0, len(part))
+            self._next += 1
+            if self._next < self.num_parts:
+                buffers.put(buffer)
+        self._place(store, buffer)
+        buffers.put(buffer)
+        return True
+
+    def discard(self) -> None:
+        """Delete what has arrived; no-op once the file is in place."""
+        if self._unfinished is not None:
+            self._unfinished.discard()
+
+    def _read(self, store: Store, number: int, buffer: memoryview) -> memoryview:
+        """Fetch a part into the buffer and the file."""
+        data, start = self._part(number, buffer), number * PART_BYTES
+        try:
+            store.read_into(self.entry["name"], start, data)
+        except (FileNotFoundError, StoreError) as error:
+            raise self._explained(store, error) from error
+        assert self._unfinished is not None
+        with writing(self._target):
+            write_at(self._unfinished.file, data, start)
+        return data
+
+    def _part(self, number: int, buffer: memoryview) -> memoryview:
+        return buffer[: min(PART_BYTES, self.entry["bytes"] - number * PART_BYTES)]
+
+    def _place(self, store: Store, buffer: memoryview) -> None:
+        if not self.entry["bytes"] and store.get(self.entry["name"]) is None:
+            raise self._explained(store, FileNotFoundError())
+        if self._digest.hexdigest() != self.entry["sha256"]:
+            self._fetch_again(store, buffer)
+        assert self._unfinished is not None
+        self._unfinished.place()
+        self.is_placed = True
+
+    def _fetch_again(self, store: Store, buffer: memoryview) -> None:
+        """Fetch all of it again, as the transfer may have failed; a third try would hide faults."""
+        digest = hashlib.sha256()
+        for number in range(self.num_parts):
+            digest.update(self._read(store, number, buffer))
+        if digest.hexdigest() != self.entry["sha256"]:
+            # Not a UserError: a machine with failing memory or a failing disk finds the same.
+            different = StoreError(
+                f"{store.uri}/{self.entry['name']} does not match its checksum in the manifest; "
+                "if another machine finds the same, upload it again"
+            )
+            raise self._explained(store, different)
+
+    def _explained(self, store: Store, error: Exception) -> Exception:
+        """Return the error, or the fault of the upload that explains it."""
+        name, size = self.entry["name"], self.entry["bytes"]
+        folder, slash, _ = name.rpartition("/")
+        found = store.sizes(folder + slash).get(name)
+        if found is None:
+            return UserError(f"{store.uri}/{name} is in the manifest but missing; upload it again")
+        if found != size:
+            return UserError(
+                f"{store.uri}/{name} has {found} bytes, not {size} as in the manifest; "
+                "upload it again"
+            )
+        return error

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
 from training.durable.record.head import Head
-from training.durable.save.weights import weights_sha256
+from training.durable.save.tensors.weights import weights_sha256
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import StoreError
 

@@ -11,9 +11,9 @@ from typing import Any
 from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, Head
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, SilentMetrics
-from training.durable.save.mirror import Mirror
-from training.durable.save.process_tree import living_below
 from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.snapshots.mirror import Mirror
+from training.durable.save.snapshots.processes import living_below
 from training.durable.store.protocol import Store
 
 TTL_SECONDS = 0.5

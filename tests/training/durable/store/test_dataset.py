@@ -70,7 +70,7 @@ def test_killed_syncs_leave_nothing_behind(
     for _ in range(3):
         before = set(out.rglob(".*.????????.part"))
         with monkeypatch.context() as patched:
-            patched.setattr("training.durable.store.fetching._ArrivingFile._place", kill)
+            patched.setattr("training.durable.store.dataset._ArrivingFile._place", kill)
             process = multiprocessing.get_context("fork").Process(
                 target=StoredDataset(store).sync, args=(out, silent)
             )

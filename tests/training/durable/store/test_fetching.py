@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from training.durable.store import fetching
+from training.durable.store import dataset as fetching
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import FolderStore
 from training.durable.store.local_dataset import LocalDataset, is_syncing, no_progress

@@ -12,7 +12,7 @@ from tests.training.hooks import interrupt_at, kill_at
 from tests.training.runs import Run, assert_equal
 from tests.training.workloads.growth import hooked
 from training.cli.main import main
-from training.durable.save.resume import CheckpointContent
+from training.durable.save.tensors.resume import CheckpointContent
 from training.engine.optimizer import state_by_name
 from training.workload import OptimizerState
 from training.workloads.expansion import deepen

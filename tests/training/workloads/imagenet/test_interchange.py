@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model, resnet18
 
 from tests.training.forked import in_fork
-from training.durable.save.weights import Weights
+from training.durable.save.tensors.weights import Weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier, write_program
