@@ -21,6 +21,7 @@ LOGS = "logs/"  # what a program printed, in parts: <generation>-<nonce>-<part>.
 FINAL_FILES = "final/"  # what a program left in model/ and output/data/
 BLOBS = "blobs/"  # the contents that a program's snapshots name
 BUNDLES = "bundles/"  # a copy of the code that the run began with
+EVALUATION = "evaluation/"  # the last evaluation's files, by stage
 ARTIFACTS = "artifacts/"  # derived data; also next to runs/, where runs share it
 
 # In the run bucket.
@@ -31,6 +32,10 @@ SWEEP = "sweep.json"
 SWEEP_JOBS = "jobs.json"
 # In a dataset's prefix.
 MANIFEST = "manifest.json"
+# A workload that can resume an interrupted import keeps its position in this file of the new
+# dataset, as JSON with the key "workload". It is deleted once there is a manifest.
+UNFINISHED = ".unfinished.json"
+PACKED = ".packed/"  # the records of an unfinished dataset's finished files
 
 # A checkpoint's name is checked: names that are read from a head decide what is deleted.
 CHECKPOINT_NAME = re.compile(r"[0-9]{8,}-g(?P<generation>[0-9]{4,})-[0-9a-f]+")

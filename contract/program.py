@@ -18,6 +18,8 @@ from contract.errors import UserError
 PROGRAM_FILE = "program/program.json"
 SOURCE_FOLDER = "program/source"
 WORKLOAD = "program"
+# The metrics that are the loss of a step, the first that it has.
+LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 NOTICE_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "none")
 # Installed if the source has it; a file of another name must exist.

@@ -24,8 +24,7 @@ from operate.runs import find_run
 from operate.status import as_text, cost_of, list_runs, read_status
 from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
 from sizing import show_table
-from training.durable.errors import exit_code_of
-from training.durable.store.protocol import CredentialsError, StoreError, attended
+from training.durable import CredentialsError, StoreError, attended, exit_code_of
 
 _RUN = (
     "an id, s3://bucket/runs/ID, or a folder, of a run or a sweep; default: the run of the "

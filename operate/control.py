@@ -15,7 +15,7 @@ from operate.runs import OperatedRun, committed_step
 from operate.status import look
 from stacks import StackFleet
 from training.cli.main import main as training
-from training.durable.record.metrics import Events
+from training.durable import Events
 
 _POLL_SECONDS = 2.0
 _RUN_URI = re.compile(r"\0training\0(?:run|sweep)\0.*--runs?-uri[=\0]([^\0]+)")

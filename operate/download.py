@@ -11,8 +11,7 @@ from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
 from training.cli.main import main as training
-from training.durable.record.run import find_checkpoint, open_run
-from training.durable.report.page import write_report
+from training.durable import OpenRun, write_report
 
 
 def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:
@@ -24,9 +23,9 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
         raise UserError(
             f"{run.id} has no weights yet; --checkpoint newest gets its last commit, if it has one"
         )
-    opened = open_run(run.uri)
+    opened = OpenRun.at(run.uri)
     if checkpoint is not None:
-        name = find_checkpoint(opened, checkpoint).name
+        name = opened.find_checkpoint(checkpoint).name
         keys = [name if opened.is_of_program else f"{name}.safetensors"]
     files = [out / key for key in keys]
     if existing := [str(path) for path in files if path.exists()]:
@@ -49,7 +48,7 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
 
 def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:
     """Return the path of the run's up-to-date report and the address of its dashboard."""
-    opened = open_run(run.uri)
+    opened = OpenRun.at(run.uri)
     if not opened.head.is_ended or run.store.get(REPORT) is None:
         write_report(opened.store, opened.record, opened.head)
     page = run.folder / REPORT if run.folder else Path(tempfile.mkdtemp(prefix="runs-"), REPORT)

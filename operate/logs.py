@@ -9,8 +9,7 @@ from itertools import chain
 from typing import Any
 
 from contract.keys import EVENTS, LOGS
-from training.durable.record.history import metrics_reader, read_event
-from training.durable.store.protocol import Store, get_each
+from training.durable import History, Store, get_each
 
 # One line for steps per this many seconds of training.
 _STEP_SECONDS = 5.0
@@ -26,7 +25,7 @@ class RunLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._metrics = metrics_reader(store)
+        self._metrics = History.line_reader(store)
         self._seen: set[str] = set()  # events
         self._read: dict[str, tuple[int, int]] = {}  # part -> its bytes, characters yielded
         self._machines: dict[int, str] = {}
@@ -78,7 +77,7 @@ class RunLog:
         keys = sorted(self._store.sizes(EVENTS).keys() - self._seen)
         self._seen.update(keys)
         for found in get_each(self._store, keys):
-            if found and (event := read_event(found.data)):
+            if found and (event := History.event(found.data)):
                 yield event
 
     def _new_prints(self, is_last: bool) -> Iterator[Entry]:

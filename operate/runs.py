@@ -10,10 +10,7 @@ from contract.errors import UserError
 from contract.keys import HEAD, RUNS
 from contract.stack_names import DESCRIPTIONS
 from stacks import GuardSettings, quick_client
-from training.durable.record.head import Head, read_head
-from training.durable.record.run import open_run
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Head, OpenRun, Store, open_store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class OperatedRun:
     @property
     def head(self) -> Head | None:
         """Its current head."""
-        return read_head(self.store)
+        return Head.read(self.store)
 
     @cached_property
     def settings(self) -> GuardSettings:
@@ -57,7 +54,7 @@ def find_run(name: str | None) -> OperatedRun:
     # An ID has no slash, but a folder may have the same name as one.
     if name and "://" not in name and (re.search("^[.~]|/", name) or (Path(name) / HEAD).is_file()):
         folder = Path(name).expanduser().resolve()
-        return OperatedRun(uri=open_run(str(folder)).store.uri)
+        return OperatedRun(uri=OpenRun.at(str(folder)).store.uri)
     known = account_runs()
     found = [run for run in known if (name.rstrip("/") in (run.id, run.uri) if name else run.stack)]
     if len(found) != 1:

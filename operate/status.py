@@ -11,15 +11,11 @@ from typing import Any
 from contract.errors import UserError
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
+from contract.readable import duration
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing import table_cell, table_heading
 from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
-from training.durable.record.head import Head
-from training.durable.record.history import read_event
-from training.durable.record.run import RunConfig, read_run_config
-from training.durable.report.progress import duration
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import get_each
+from training.durable import Head, History, RunConfig, get_each, open_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +72,7 @@ def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:
 
 def read_status(run: OperatedRun) -> dict[str, Any]:
     """Return the current status of the run."""
-    sight, config = look(run), read_run_config(run.store)
+    sight, config = look(run), RunConfig.read(run.store)
     head, ledger, state = sight.head, sight.ledger, sight.state
     keys = sorted(run.store.sizes(EVENTS))
     age = next((sight.now - _time(k) for k in reversed(keys) if "-committed." in k), None)
@@ -149,7 +145,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     ends = ("-to-zero.json", "-stopped.json") if state == "stopped" else (".json",)
     key = next((key for key in reversed(keys) if key.endswith(ends)), None)
     found = run.store.get(key) if key else None
-    event = (read_event(found.data) if found else None) or {}
+    event = (History.event(found.data) if found else None) or {}
     said = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
     waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
     return {

@@ -17,8 +17,7 @@ from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
 from operate.control import say, stop_process
 from operate.runs import run_buckets
 from stacks import JobState, QueuedSweep
-from training.durable.report.sweep import SweptRuns, find_sweep
-from training.durable.store.folder import open_store
+from training.durable import SweptRuns, open_store
 
 _POLL_SECONDS = 2.0
 _QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE")
@@ -87,7 +86,7 @@ def find_operated_sweep(name: str | None) -> OperatedSweep | None:
         places = [f"s3://{bucket}/{SWEEPS.rstrip('/')}" for bucket in run_buckets()]
         uris = [f"{each}/{name}" for each in places if name in open_store(each).folders("")]
     for uri in uris:
-        if (found := find_sweep(uri)) is not None:
+        if (found := SweptRuns.at(uri)) is not None:
             return _look(found)
     return None
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.description import describe
-from contract.errors import EXIT_STOPPED
+from contract.errors import Exit
 from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
@@ -100,7 +100,7 @@ def main() -> int:
             return commands[arguments.command](arguments, say)
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
-            return EXIT_STOPPED
+            return Exit.STOPPED
         except (RehearsalFailed, ChildFailed, CommandFailed, OSError, ValueError) as error:
             print(f"rehearsal: {error}", file=sys.stderr)
             return 1

@@ -21,9 +21,9 @@ from operate.command import main as runs
 from rehearsal.demo import deployment
 from rehearsal.demo.deployment import DeployedStacks
 from training.cli.main import main as training
-from training.durable.store.dataset import upload_dataset
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import FolderStore
-from training.durable.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import LocalDataset
 
 REPOSITORY = Path(__file__).parent.parent
 MINE = {"thesis.tex": "precious", ".git/HEAD": "ref: refs/heads/main", "notes/a.txt": "mine"}
@@ -99,9 +99,9 @@ def test_fails_to_sync_over_a_file_that_no_sync_has_put_there(
     dataset = tmp_path / "dataset"
     dataset.mkdir()
     (dataset / "thesis.tex").write_text("somebody else's")
-    write_manifest(dataset, "program", {})
+    LocalDataset.complete(dataset, "program", {})
     there = tmp_path / "there"
-    upload_dataset(dataset, FolderStore(there), lambda done, total, size: None)
+    StoredDataset(FolderStore(there)).upload(dataset, lambda done, total, size: None)
     sync = ["data", "sync", f"--dataset-uri={there}", f"--out={precious}"]
     assert training(sync) == 2
     assert f"{precious}/thesis.tex was not synced, and would be replaced" in capfd.readouterr().err

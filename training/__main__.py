@@ -6,8 +6,8 @@ import os
 import sys
 
 try:
+    from contract.errors import Exit
     from training.cli.main import main
-    from training.durable.errors import EXIT_INTERRUPTED
 except KeyboardInterrupt:
     print("interrupted before it began", file=sys.stderr)
     sys.exit(130)
@@ -16,7 +16,7 @@ if __name__ == "__main__":
     # systemd and rank 0 end a hung process by SIGABRT: the log then shows where it hung.
     faulthandler.enable()
     code = main()
-    if code == EXIT_INTERRUPTED:
+    if code == Exit.INTERRUPTED:
         # An upload that was canceled lives on in threads that the interpreter would wait for.
         sys.stdout.flush()
         sys.stderr.flush()

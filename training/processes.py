@@ -15,7 +15,7 @@ from itertools import islice
 from multiprocessing.connection import wait as wait_for_end
 from typing import TypeVar
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")

@@ -3,16 +3,17 @@
 WORKLOADS is the only place that names a workload. Imports no torch before one is loaded.
 """
 
+import difflib
 import importlib
 import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from contract.errors import UserError
 from contract.program import WORKLOAD as PROGRAM
-from training.durable.errors import UserError, name_known
 from training.settings import Settings, changed, field_places
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     "imagenet": ("epochs_16", "epochs_40", "epochs_88", "full", "laptop"),
     "trajectory": ("full", "laptop", "magvit_b", "magvit_full", "magvit_laptop", "reference"),
 }
+
+
+def name_known(given: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence on an unknown name: the closest match, and all known names."""
+    names = list(known)
+    if not names:
+        return "none is known; add it"
+    close = difflib.get_close_matches(given, names, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}known are {', '.join(names)}"
 
 
 def check_recipe(workload: str | None, recipe: str | None) -> None:
@@ -254,3 +265,19 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
 
 def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def facts_of(meta: Mapping[str, Any]) -> str:
+    """Format what a manifest's `meta` has counted, in one line, with the first ten classes."""
+    facts, classes, splits = list[str](), meta.get("classes"), meta.get("splits")
+    if isinstance(classes, list | tuple):
+        more = f", {len(classes) - 10:,} more" if classes[10:] else ""
+        # Names of folders need not be UTF-8.
+        names = ", ".join(map(str, classes[:10])).encode(errors="backslashreplace").decode()
+        facts.append(f"{len(classes):,} classes ({names}{more})")
+    for name, count in splits.items() if isinstance(splits, Mapping) else ():
+        if isinstance(count, Mapping):
+            count = ", ".join(f"{value:,} {unit}" for unit, value in count.items())
+        facts.append(f"{name} {count:,}" if isinstance(count, int) else f"{name} {count}")
+    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
+    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])

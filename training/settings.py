@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 _NONE: Mapping[float, Sequence[str]] = MappingProxyType({})
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 # Torch's own alignment, so that no kernel takes another path for a batch that a worker made.
 ALIGNMENT = 64

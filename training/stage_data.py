@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any

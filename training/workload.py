@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from training.durable.data_report import DataReport
-from training.durable.dataset_output import FinishedFiles, Output
-from training.durable.sources import Brought, SourceFile, copy_in_splits
+from training.durable import Brought, ClassFolders, DataReport, FinishedFiles, Output, SourceFile
 from training.randomness import drawing_from as drawing_from
 from training.randomness import shuffled
 from training.settings import Milestones as Milestones
@@ -359,10 +357,10 @@ class Workload(Generic[C]):
         """Make a dataset from files that users bring, in the empty folder `out` (`data import`).
 
         Returns the manifest's `meta`, which should name the classes and the shape of what a model
-        sees. A workload that leaves its position in the file `durable.sources.UNFINISHED` is
+        sees. A workload that leaves its position in the file `contract.keys.UNFINISHED` is
         called again with an interrupted folder. By default copies files to SPLIT/CLASS/FILE.
         """
-        return copy_in_splits(files, out, seed, progress)
+        return ClassFolders.copy_in_splits(files, out, seed, progress)
 
     def import_folder(
         self, folder: Path, out: Path, seed: int, progress: Progress
@@ -376,7 +374,7 @@ class Workload(Generic[C]):
         """Like `import_dataset`, but file by file; return what the manifest says of the files.
 
         This lets the files come from a store, the dataset go to one while it is made, and an
-        interrupted import resume: `durable.sources.UNFINISHED` in the output says what was begun.
+        interrupted import resume: `contract.keys.UNFINISHED` in the output says what was begun.
         `progress` is called first with what was finished before.
         """
         raise NotImplementedError

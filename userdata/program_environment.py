@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contract.errors import EXIT_CONFIG
+from contract.errors import Exit
 from contract.program import PROGRAM_FILE, SOURCE_FOLDER, Program
 from userdata.machine import machine_path
 from userdata.metadata import InstanceMetadata, MetadataError
@@ -192,7 +192,7 @@ def main() -> int:
         instance_type = InstanceMetadata().read("meta-data/instance-type") or "unknown"
     except RefusedError as refused:
         print(refused)
-        return EXIT_CONFIG
+        return Exit.CONFIG
     except (OSError, MetadataError) as error:
         print(error)
         return 1

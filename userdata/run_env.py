@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from contract.errors import EXIT_CONFIG
+from contract.errors import Exit
 from contract.run_env import NAMES, OLDER_NAMES, find_fault
 from contract.trainer_options import write_words
 
@@ -67,7 +67,7 @@ def main() -> int:
         faults = [str(error)]
     if faults:
         print("; ".join(faults), file=sys.stderr)
-        return EXIT_CONFIG
+        return Exit.CONFIG
     if variables != given:
         write_run_env(path, variables)
     print(f"{len(variables)} variables for run {variables['RUN_ID']}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from contract.errors import EXIT_CONFIG
+from contract.errors import Exit
 from userdata.events import leave_event
 from userdata.machine import machine_path
 from userdata.step_progress import StepProgress
@@ -99,7 +99,7 @@ def main() -> int:
         started = time.monotonic()
         status, message = run(progress, step, command, limit_seconds)
         seconds = round(time.monotonic() - started, 3)
-        if status in (0, EXIT_CONFIG, HUNG) or attempt == ATTEMPTS:
+        if status in (0, Exit.CONFIG, HUNG) or attempt == ATTEMPTS:
             break
         message = f"attempt {attempt} of {ATTEMPTS} failed: {message}"
         print(f"[retry] {step}: {message}; again in {wait_seconds:g} s", flush=True)
@@ -112,7 +112,7 @@ def main() -> int:
         machine_path("/run/training/boot-failure").write_text(f"{step}: {message}\n")
     print(f"[{verdict}] {step}: {message} ({seconds:.1f} s)", flush=True)
     leave_event(f"boot-{step}", verdict, seconds=seconds, message=message)
-    return status if status in (0, EXIT_CONFIG) else 1
+    return status if status in (0, Exit.CONFIG) else 1
 
 
 if __name__ == "__main__":

@@ -16,15 +16,19 @@ from torch import Tensor
 
 from benchmarks.gpu.session import Session
 from contract.grammar import Interval
-from training.durable.attempt.context import AttemptContext, RankEnvironment, World
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, Position, checkpoint_name
-from training.durable.record.lease import Lease, acquire
-from training.durable.record.metrics import Events, Metrics
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.schedule import Schedule
-from training.durable.save.state import LiveState, SaveRequest
-from training.durable.store.folder import FolderStore
+from training.durable import (
+    AttemptContext,
+    Checkpointer,
+    CheckpointPolicy,
+    Events,
+    Head,
+    LiveState,
+    Position,
+    RankEnvironment,
+    Supervisor,
+    World,
+    open_store,
+)
 
 _NUM_SAVES = 6
 _SAVE_SECONDS = 60.0
@@ -97,9 +101,13 @@ def _save_seconds(session: Session, state: _State) -> tuple[list[float], list[fl
     with tempfile.TemporaryDirectory(dir=session.folder) as name:
         folder = Path(name)
         with _open_run(folder) as context:
-            checkpointer = Checkpointer(context, Schedule(context.interval), None)
+            checkpointer = Checkpointer(context)
+            live = LiveState(tensors=state, state={})
+            policy = CheckpointPolicy(context, checkpointer, 1, lambda: live, is_sharded=False)
             for step in range(1, _NUM_SAVES + 1):
-                request = _save_request(state, step)
+                request = policy.request(
+                    Position(stage="a", stage_step=step, step=step), "periodic"
+                )
                 began = session.timed(lambda request=request: checkpointer.save_async(request))  # type: ignore[misc]
                 blocked.append(began)
                 rest = session.timed(lambda: checkpointer.wait(_SAVE_SECONDS))
@@ -111,17 +119,15 @@ def _save_seconds(session: Session, state: _State) -> tuple[list[float], list[fl
 @contextmanager
 def _open_run(folder: Path) -> Iterator[AttemptContext]:
     """Open a run in the folder, as an attempt would."""
-    store = FolderStore(folder / "run")
-    lease = acquire(store, "benchmark", "here", 60, lambda s: False, lambda holder: None)
-    assert isinstance(lease, Lease)
+    store, supervisor = open_store(str(folder / "run")), Supervisor(budget_seconds=120)
+    lease = supervisor.take_lease(store, "benchmark", "here", 60)
+    assert not isinstance(lease, Head)
     context = AttemptContext(
         store=store,
         own_lease=lease,
-        metrics=Metrics(store, lease.head.generation, lease.head.nonce, None),
         events=Events(store, "here"),
-        supervisor=Supervisor(budget_seconds=120),
+        supervisor=supervisor,
         interval=Interval(value=1, unit="steps"),
-        retention=KEEP_NEWEST,
         scratch=folder,
         world=World(RankEnvironment(), torch.device("cpu")),
     )
@@ -129,13 +135,3 @@ def _open_run(folder: Path) -> Iterator[AttemptContext]:
         yield context
     finally:
         context.lease.release()
-        context.metrics.close()
-
-
-def _save_request(state: _State, step: int) -> SaveRequest:
-    name = checkpoint_name(step, 1)
-    return SaveRequest(
-        entry=CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=()),
-        position=Position(stage="a", stage_step=step, step=step),
-        state=LiveState(tensors=state, state={}),
-    )

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu.session import Session
 from contract.trainer_options import RANKS
-from training.durable.attempt.context import RankEnvironment, World
+from training.durable import RankEnvironment, World
 from training.engine.parallel import parallel
 from training.workload import Loss, Settings, Train
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from benchmarks.gpu.session import Session, last_line, override_options, rate_of
-from training.durable.errors import EXIT_FAILED, EXIT_FINISHED
+from contract.errors import Exit
 
 # The least time of a comparison, and how many share the GPU, as they are not timed.
 _LEAST_SECONDS = 30.0
@@ -35,9 +35,9 @@ def _equal(
     code = session.training(
         ["check", workload, f"--recipe={recipe}", *override_options(overrides)], log
     )
-    found: dict[int | None, str] = {EXIT_FINISHED: "equal bits"}
+    found: dict[int | None, str] = {Exit.FINISHED: "equal bits"}
     # Python exits with the same code if a package is missing.
-    if code == EXIT_FAILED and "[failed]" in log.read_text(errors="replace"):
+    if code == Exit.FAILED and "[failed]" in log.read_text(errors="replace"):
         found[code] = "DIFFERS"
     said = last_line(log)
     is_lacking = said.startswith("ModuleNotFoundError")

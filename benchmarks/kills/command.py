@@ -28,7 +28,14 @@ from benchmarks import REPOSITORY
 from benchmarks.kills import QUIET_SECONDS, RATE, page
 from benchmarks.kills.rows import PROGRAMS, ROWS, WAYS, Row
 from benchmarks.kills.s3 import misbehaving_s3
-from training.proof.check.player import EXITS, NOTICE_SECONDS, Exit, Lives, killed, uninterrupted
+from training.proof.check.player import (
+    EXITS,
+    NOTICE_SECONDS,
+    ExitKind,
+    Lives,
+    killed,
+    uninterrupted,
+)
 from training.proof.check.reports import Account
 from training.proof.injector import StatusFile
 
@@ -120,7 +127,7 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
 
 
 def table_line(
-    row: Row, way: str, whole: Sequence[Account], cells: Mapping[Exit, Sequence[Account]]
+    row: Row, way: str, whole: Sequence[Account], cells: Mapping[ExitKind, Sequence[Account]]
 ) -> dict[str, Any]:
     """Return the row's line of one way, from its runs by exit."""
     runs = [run for runs in cells.values() for run in runs]

@@ -12,8 +12,7 @@ from pathlib import Path
 from benchmarks.kills import RATE
 from training.cli import run
 from training.cli.main import main
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import Store, open_store
 from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
 

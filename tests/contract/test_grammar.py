@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from contract.grammar import Interval, Span, parse_interval, parse_kept, parse_span
 from contract.run_env import find_fault
 from sizing.plan.plan import Plan, interval_seconds
@@ -12,7 +13,6 @@ from stacks.monitoring.alarms import commit_interval_seconds
 from stacks.parameters import StackParameters
 from tests.sizing.sample_plan import plan
 from training.cli.main import main
-from training.durable.errors import UserError
 
 INTERVALS = [
     ("auto", Interval(value=0, unit="auto")),

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from cfnlint.jsonschema import StandardValidator
 
+from contract.errors import Exit
 from contract.notice import MAX_SECONDS
 from training.cli.main import main
-from training.durable.errors import EXIT_INTERRUPTED
 
 FOLDER = Path(__file__).parents[2] / "examples" / "engines"
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -62,12 +62,12 @@ def test_the_schemas_refuse_what_an_engine_would() -> None:
 
 
 def test_an_interrupted_run_is_started_again_with_time_to_save() -> None:
-    assert EXIT_INTERRUPTED in _read("skypilot")["resources"]["job_recovery"][
+    assert Exit.INTERRUPTED in _read("skypilot")["resources"]["job_recovery"][
         "recover_on_exit_codes"
     ]  # fmt: skip
     spec = _read("kubernetes")["spec"]
     first, _, mistake = spec["podFailurePolicy"]["rules"]
-    assert first["action"] == "Ignore" and first["onExitCodes"]["values"] == [EXIT_INTERRUPTED]
+    assert first["action"] == "Ignore" and first["onExitCodes"]["values"] == [Exit.INTERRUPTED]
     assert mistake["action"] == "FailJob" and mistake["onExitCodes"]["values"] == [2]
     pod = spec["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == MAX_SECONDS

@@ -30,7 +30,7 @@ from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.page_policies import action, allowed
 from tests.rehearsal.demo.no_machine import NoMachine
 from tests.stack_names import TRAINING
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 
@@ -108,7 +108,7 @@ class Account:
 
     def generation(self) -> int:
         """That of the attempt that has committed something."""
-        head = read_head(self.store)
+        head = Head.read(self.store)
         names = [entry.name for entry in head.checkpoints] if head else []
         return int(names[-1].split("-g")[1][:4]) if names else 0
 

@@ -25,8 +25,9 @@ from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import quick_client
 from training.cli.main import main as training
-from training.durable.record.head import mark_failed, read_head
+from training.durable.record.head import Head
 from training.durable.record.metrics import Events
+from training.durable.record.reopening import mark_failed
 from training.durable.store.folder import FolderStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ def trainer(folder: Path) -> "subprocess.Popen[bytes]":
 
 def wait_for_commit(folder: Path) -> None:
     give_up_at = time.monotonic() + 60
-    while not ((head := read_head(FolderStore(folder))) and head.checkpoints):
+    while not ((head := Head.read(FolderStore(folder))) and head.checkpoints):
         assert time.monotonic() < give_up_at
         time.sleep(0.1)
 
@@ -76,7 +77,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         wait_for_commit(folder)
         assert main(["stop", str(folder)]) == 0
-        head = read_head(FolderStore(folder))
+        head = Head.read(FolderStore(folder))
         assert head is not None and head.state == "released", "it has saved before it ended"
     finally:
         process.kill()
@@ -167,7 +168,7 @@ def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture
     assert "[ok] mine resumes from step" in said.out
     assert "it had failed: the disk broke" in said.err
     assert "now start its command again" in said.err
-    head = read_head(FolderStore(stopped))
+    head = Head.read(FolderStore(stopped))
     assert head is not None and head.state == "released"
 
 

@@ -28,7 +28,7 @@ from tests.training.forked import ForkedTrainer
 from tests.training.runs import WORKLOAD
 from training.cli import sweep as training_sweep
 from training.cli.main import main as training
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 from training.durable.store.folder import open_store
 
 NUM_RUNS, NUM_TAKEN, LIMIT = 12, 4, 3
@@ -144,7 +144,7 @@ def _found(name: str) -> OperatedSweep:
 
 
 def _has_committed(run: str) -> bool:
-    head = read_head(open_store(f"s3://runs/sweeps/rates/{run}"))
+    head = Head.read(open_store(f"s3://runs/sweeps/rates/{run}"))
     return head is not None and head.state == "running" and bool(head.checkpoints)
 
 
@@ -254,14 +254,14 @@ def test_a_stop_saves_what_trains_and_a_resume_goes_on(
     assert training(_sweep(data, "s3://runs/sweeps/stops", 4, "--write-only")) == 0
     assert sagemaker(account.queue("stops")) == 0
     first = _found("stops").swept.runs[0]
-    while (head := read_head(first.store)) is None or not head.checkpoints:
+    while (head := Head.read(first.store)) is None or not head.checkpoints:
         time.sleep(0.2)
     assert [row["state"] for row in runs("status", "stops")][-1] == "queued"  # the limit is three
     done = runs("stop", "stops", "--reason=lunch")["done"]
     assert done == "is stopped: 4 jobs have saved and ended"
     rows = runs("status", "stops")
     assert rows[0]["state"] == "interrupted" and rows[-1]["state"] == "not started"
-    head = read_head(first.store)
+    head = Head.read(first.store)
     assert head is not None and head.state == "released" and head.checkpoints[-1].step > 0
     runs("resume", "stops")
     rows = runs("status", "stops")

@@ -13,13 +13,12 @@ import cfnlint
 import pytest
 from botocore.exceptions import ClientError
 
+from contract.keys import PACKED, UNFINISHED
 from embedded_aws import EmbeddedAws
 from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.embedded_aws.iam.roles import make_role, signed_by
 from tests.page_policies import allowed, policy
 from tests.stack_names import DATASET
-from training.durable.dataset_output import RECORDS, clean_up
-from training.durable.sources import UNFINISHED
 from training.durable.store.dataset import StoreOutput
 from training.durable.store.protocol import StoreError
 
@@ -91,9 +90,9 @@ def test_the_policy_is_enough_to_pack_a_dataset_into_its_bucket(
         for name, value in Deployer(aws, session).environment().items():
             monkeypatch.setenv(name, value)
         output = StoreOutput(uri="s3://data/birds")
-        for name in (UNFINISHED, f"{RECORDS}train-0", "train-0.bin", "manifest.json"):
+        for name in (UNFINISHED, f"{PACKED}train-0", "train-0.bin", "manifest.json"):
             output.write(name, b"{}")
-        clean_up(output)
+        output.clean_up()
         assert output.sizes().keys() == {"train-0.bin", "manifest.json"}
         # S3 says it of each object, in an answer that is none of an error.
         with pytest.raises(StoreError, match=r"\(AccessDenied\).* DeleteObjects.*s3:DeleteObject"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.training.tiny import HOOKS, NUM_FEATURES, Tiny, TinyConfig, TinyTrain
-from training.durable.save.weights import weights_sha256
+from training.durable.save.tensors.weights import weights_sha256
 from training.workload import Inputs, Partial, Prepare, Train
 
 WORKLOAD = "--workload=tests.training.outspoken:OUTSPOKEN"

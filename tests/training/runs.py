@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.durable.record.head import Head, read_head
-from training.durable.record.history import metrics_reader
-from training.durable.record.metrics import read_events
+from training.durable.record.head import Head
+from training.durable.record.history import History
+from training.durable.record.metrics import Events
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 
@@ -44,7 +44,7 @@ class KeptRun:
 
     @property
     def head(self) -> Head:
-        head = read_head(self.store)
+        head = Head.read(self.store)
         assert head is not None
         return head
 
@@ -56,7 +56,7 @@ class KeptRun:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name, oldest first."""
-        return read_events(self.store, name)
+        return Events.read(self.store, name)
 
     def suspend(self, pid: int) -> None:
         """Stop a writer of a run in a folder, but not while it holds the folder's lock.
@@ -153,7 +153,7 @@ class Run(KeptRun):
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """All metrics lines of a kind, oldest attempt first."""
-        return [line for line in metrics_reader(self.store).new() if line["kind"] == kind]
+        return [line for line in History.line_reader(self.store).new() if line["kind"] == kind]
 
     def lineage(self) -> dict[int, dict[str, Any]]:
         """Step lines by step: repeated ones counted once, the newest generation winning."""

@@ -3,32 +3,33 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from contract.grammar import parse_interval
-from training.durable.attempt.context import AttemptContext, RankEnvironment, World
 from training.durable.attempt.notice import Notice
 from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.world import AttemptContext, RankEnvironment, World
 from training.durable.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
+    Head,
     Kind,
     Position,
     checkpoint_name,
-    read_head,
 )
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, Metrics
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.resume import read_checkpoint
-from training.durable.save.schedule import Schedule
-from training.durable.save.state import LiveState, SaveRequest
+from training.durable.save.tensors.checkpointer import Checkpointer, SaveRequest, TensorSave
+from training.durable.save.tensors.resume import CheckpointContent
+from training.durable.save.tensors.state import LiveState
 from training.durable.store.folder import FolderStore
-from training.durable.store.protocol import Upload
+from training.durable.store.protocol import Store, Upload
 
 CPU = torch.device("cpu")
 
@@ -71,6 +72,15 @@ class GatedStore(FolderStore):
     _line = threading.Lock()
 
 
+def write_state(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
+    """Write a checkpoint that no head names; return its entry."""
+    name = checkpoint_name(step, 1)
+    entry = CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=())
+    request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
+    publisher: Any = SimpleNamespace(store=store)
+    return replace(entry, files=TensorSave(publisher, request, capture).send(name, []))
+
+
 def open_context(
     store: FolderStore, root: Path, interval: str = "1steps", world: World | None = None
 ) -> AttemptContext:
@@ -99,8 +109,8 @@ class Scene:
     def __init__(self, root: Path, interval: str = "1steps") -> None:
         self.store = self.open_store(root)
         self.context = open_context(self.store, root, interval)
-        self.schedule = Schedule(self.context.interval)
-        self.checkpointer = Checkpointer(self.context, self.schedule, None)
+        self.checkpointer = Checkpointer(self.context)
+        self.schedule = self.checkpointer.schedule
         self.weights = torch.zeros(1000)
 
     def open_store(self, root: Path) -> Any:
@@ -153,11 +163,11 @@ class Scene:
 
     def committed(self) -> list[tuple[int, float]]:
         """Step and weight of every checkpoint that the head names."""
-        head = read_head(self.store)
+        head = Head.read(self.store)
         assert head is not None
         found = []
         for entry in head.checkpoints:
-            snapshot = read_checkpoint(self.store, entry)
+            snapshot = CheckpointContent.read(self.store, entry)
             weights = snapshot.tensors["model"]["w"]
             assert bool((weights == weights[0]).all())
             found.append((entry.step, float(weights[0])))

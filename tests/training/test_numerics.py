@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from tests.training.forked import in_fork
-from training.durable.record.run import changed_parts
 from training.numerics import configure, device_of, numerics_key
 
 CPU = torch.device("cpu")
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [name for name in now if before[name] != now[name]]
 
 
 def key(device: torch.device) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def test_a_lower_precision_of_float32_changes_the_key() -> None:
         return key(CPU)
 
     before, now = key(CPU), in_fork(lowered)
-    assert changed_parts(before, now) == ["float32"]
+    assert changed(before, now) == ["float32"]
     assert now["float32"]["matmul"] == "bf16"
 
 
@@ -51,7 +54,7 @@ def test_tf32_changes_the_key_by_whichever_name_it_was_set() -> None:
     set_before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert changed_parts(before, key(device)) == ["float32"]
+        assert changed(before, key(device)) == ["float32"]
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.tiny import TINY
-from training.durable.errors import UserError
-from training.durable.record.run import (
-    RunConfig,
-    ensure_run_config,
-    parse_prediction,
-    read_run_config,
-)
+from training.cli.run import parse_prediction
+from training.durable.record.run import RunConfig, ensure_run_config
 from training.durable.store.folder import FolderStore, open_store
 from training.registry import (
     _RECIPES,
@@ -101,7 +97,7 @@ def test_the_first_record_is_the_truth(store_uri: str) -> None:
     store = open_store(store_uri)
     ensure_run_config(store, record(), frozenset())
     later = ensure_run_config(store, record(writer="i-2", numerics_key={"torch": "3"}), frozenset())
-    assert later == record() == read_run_config(store)
+    assert later == record() == RunConfig.read(store)
 
 
 def test_the_prediction_of_the_first_attempt_stays(store_uri: str) -> None:
@@ -109,7 +105,7 @@ def test_the_prediction_of_the_first_attempt_stays(store_uri: str) -> None:
     first = record(prediction=parse_prediction("size=g5.xlarge hours_p50=0.25"))
     ensure_run_config(store, first, frozenset())
     ensure_run_config(store, record(prediction={"hours_p50": 9.0}), frozenset())
-    found = read_run_config(store)
+    found = RunConfig.read(store)
     assert found is not None
     assert found.prediction == {"size": "g5.xlarge", "hours_p50": 0.25}
     assert parse_prediction("") is None

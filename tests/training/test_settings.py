@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.tiny import tiny_config
-from training.durable.errors import UserError
 from training.settings import Milestones, Settings, changed, field_places, recorded
 
 

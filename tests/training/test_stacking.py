@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.stacking import stack
 
 

@@ -22,7 +22,7 @@ from stacks.guard.settings import GuardSettings
 from stacks.parameters import StackParameters
 from stacks.program_source import write_source
 from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
-from training.durable.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import LocalDataset
 
 EXAMPLES = REPOSITORY / "examples"
 # The import takes seconds, and is no part of what a program does.
@@ -45,7 +45,7 @@ def boot_program(
     data = tmp_path / "data"
     maker = [sys.executable, str(EXAMPLES / "make_data.py"), str(data), "--count", "2048"]
     subprocess.run(maker, check=True)
-    write_manifest(data, "program", {})
+    LocalDataset.complete(data, "program", {})
     s3 = rig.aws.client("s3")
     for path in data.iterdir():
         s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.name}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import EXIT_CONFIG
+from contract.errors import Exit
 from contract.progress import progress_record, read_progress
 from userdata.run_step import main
 
@@ -59,8 +59,8 @@ def test_a_step_that_always_fails_is_the_machines_fault_whatever_its_status(
 def test_what_no_machine_could_do_better_is_not_tried_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, events = run(monkeypatch, root, f"echo no dataset; exit {EXIT_CONFIG}")
-    assert status == EXIT_CONFIG
+    status, events = run(monkeypatch, root, f"echo no dataset; exit {Exit.CONFIG}")
+    assert status == Exit.CONFIG
     assert [event["status"] for event in events] == ["failed"]
 
 

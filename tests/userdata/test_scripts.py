@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import (
-    EXIT_CONFIG,
-    EXIT_INTERRUPTED,
-    EXIT_LEASE_LOST,
-    EXIT_MACHINE,
-    EXIT_NO_MANIFEST,
-    EXIT_STORE,
-    EXIT_USER,
-)
+from contract.errors import Exit
 from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY, USERDATA
 from training.registry import WORKLOADS
@@ -36,25 +28,25 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     training = units["training.service"]
     assert training.restart == "on-failure"
     assert training.start_limit_burst == 3
-    assert training.success_statuses == {EXIT_INTERRUPTED, EXIT_LEASE_LOST}
+    assert training.success_statuses == {Exit.INTERRUPTED, Exit.LEASE_LOST}
     assert training.prevent_statuses == {
-        EXIT_USER,
-        EXIT_MACHINE,
-        EXIT_INTERRUPTED,
-        EXIT_LEASE_LOST,
+        Exit.USER,
+        Exit.MACHINE,
+        Exit.INTERRUPTED,
+        Exit.LEASE_LOST,
     }
     # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
     assert training.restart_mode == "direct"
 
 
 def test_scripts_spell_the_exit_codes_of_the_contract() -> None:
-    assert f"exit {EXIT_CONFIG}\n" in (USERDATA / "lib.sh").read_text()
-    assert f"exit {EXIT_MACHINE}\n" in (USERDATA / "run_training.sh").read_text()
+    assert f"exit {Exit.CONFIG}\n" in (USERDATA / "lib.sh").read_text()
+    assert f"exit {Exit.MACHINE}\n" in (USERDATA / "run_training.sh").read_text()
     decides = (USERDATA / "service_failed.sh").read_text()
-    assert f"users_mistake={EXIT_USER}\n" in decides
-    assert f"users_mistake={EXIT_CONFIG}\n" in decides
-    assert f"status != {EXIT_MACHINE} && status != {EXIT_STORE})" in decides
-    assert f"status == {EXIT_NO_MANIFEST}" in (USERDATA / "steps/dataset.sh").read_text()
+    assert f"users_mistake={Exit.USER}\n" in decides
+    assert f"users_mistake={Exit.CONFIG}\n" in decides
+    assert f"status != {Exit.MACHINE} && status != {Exit.STORE})" in decides
+    assert f"status == {Exit.NO_MANIFEST}" in (USERDATA / "steps/dataset.sh").read_text()
 
 
 def test_every_program_that_a_unit_starts_exists() -> None:

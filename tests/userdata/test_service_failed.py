@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import EXIT_MACHINE, EXIT_STORE
+from contract.errors import Exit
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 
@@ -138,7 +138,7 @@ def test_what_a_trial_step_says_of_a_failed_gpu_is_not_the_users_mistake(
     assert event["message"].startswith("a GPU of this machine failed: ")
 
 
-@pytest.mark.parametrize("status", [EXIT_MACHINE, EXIT_STORE])
+@pytest.mark.parametrize("status", [Exit.MACHINE, Exit.STORE])
 def test_a_failed_data_volume_or_store_says_nothing_of_the_place(
     fail: Fail, root: Path, status: int
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contract.errors import EXIT_CONFIG, EXIT_MACHINE
+from contract.errors import Exit
 from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
 from rehearsal.machines.process import SHIMS
 from rehearsal.machines.units import parse_environment_file
@@ -74,7 +74,7 @@ def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) ->
     python.chmod(0o755)
     done = run_step(root, "interpreter")
     # No other machine with this image could do better.
-    assert done.returncode == EXIT_CONFIG
+    assert done.returncode == Exit.CONFIG
     assert "no interpreter has torch" in done.stderr
     assert "use a Deep Learning AMI with PyTorch" in done.stderr
     assert not (root / "opt/training/machine.env").exists()
@@ -201,7 +201,7 @@ def test_fails_on_a_python_that_is_too_old(root: Path) -> None:
     python.write_text(f"#!/bin/bash\n{is_old}; exit 0\n")
     python.chmod(0o755)
     done = run_step(root, "interpreter")
-    assert done.returncode == EXIT_CONFIG
+    assert done.returncode == Exit.CONFIG
     assert "Python 3.10.12 of this image is too old: training needs 3.11" in done.stderr
 
 
@@ -219,7 +219,7 @@ def test_the_trainer_starts_again_only_where_all_gpus_are_left(
     (root / "var/log/training/training.log").write_text(log)
     mount_volume(root)
     done = run_script(root, "userdata/run_training.sh", PYTHON=str(python))
-    assert done.returncode == (0 if starts else EXIT_MACHINE)
+    assert done.returncode == (0 if starts else Exit.MACHINE)
     assert ("-m training run" in done.stdout) == starts
     assert ("0 NVIDIA GPUs are on the PCI bus" in done.stdout) != starts
 
@@ -230,7 +230,7 @@ def test_the_trainer_never_starts_where_a_gpu_waits_for_its_reset(root: Path) ->
     smi.chmod(0o755)
     mount_volume(root)
     assert run_script(root, "userdata/run_training.sh", PYTHON="/bin/echo").returncode == (
-        EXIT_MACHINE
+        Exit.MACHINE
     )
 
 
@@ -263,7 +263,7 @@ def test_the_trainer_never_starts_on_the_root_volume_where_the_data_volume_was_l
     (root / "data").mkdir()
     done = run_script(root, "userdata/run_training.sh", PYTHON="/bin/echo")
     # Not 2: the trainer would take the missing dataset for the user's mistake and end the run.
-    assert done.returncode == EXIT_MACHINE
+    assert done.returncode == Exit.MACHINE
     assert done.stdout == "the data volume is no longer mounted at /data\n"
     assert list((root / "data").iterdir()) == []
 

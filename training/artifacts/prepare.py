@@ -8,6 +8,7 @@ read or verify one makes it itself.
 """
 
 import functools
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -25,11 +26,15 @@ from torch import Tensor
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
-from training.durable.attempt.context import AttemptContext, World
-from training.durable.report.progress import ProgressBar
-from training.durable.store.folder import UnfinishedFile, sweep
-from training.durable.store.protocol import Store, StoreError, put_unless_changed
-from training.durable.store.verified import sha256_of
+from training.durable import (
+    AttemptContext,
+    ProgressBar,
+    Store,
+    StoreError,
+    UnfinishedFile,
+    World,
+    put_unless_changed,
+)
 from training.numerics import code_fingerprint
 from training.randomness import seed_torch
 from training.workload import Inputs, Prepare
@@ -148,7 +153,7 @@ def _shards_there(
     indexed = _indexed(store, prefix, num_shards)
     entries = indexed if indexed is not None else list(_listed(store, prefix))
     cache.mkdir(parents=True, exist_ok=True)
-    sweep(cache)
+    UnfinishedFile.sweep(cache)
 
     def is_valid(entry: Mapping[str, Any]) -> bool:
         try:
@@ -239,7 +244,12 @@ def make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{shard:05d}.part"
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
-    return part.replace(folder / f"{shard:05d}-{sha256_of(part)}.safetensors")
+    return part.replace(folder / f"{shard:05d}-{_sha256(part)}.safetensors")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any]]) -> None:
@@ -259,7 +269,7 @@ def _log_once(world: World, text: str) -> None:
 
 def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -> Path:
     path = folder / str(shard["name"])
-    if path.is_file() and sha256_of(path) == shard["sha256"]:
+    if path.is_file() and _sha256(path) == shard["sha256"]:
         return path
     if (read := _downloaded(store, prefix + path.name, shard["sha256"], path, _READS)) is not None:
         return read
@@ -271,7 +281,7 @@ def _downloaded(store: Store, key: str, sha256: str, path: Path, reads: int) -> 
     with UnfinishedFile(path) as unfinished:
         for _ in range(reads):
             store.get_file(key, unfinished.path)
-            if sha256_of(unfinished.path) == sha256:
+            if _sha256(unfinished.path) == sha256:
                 return unfinished.place()
     return None
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from contract.errors import Exit, UserError
 from training.cli.run import positive_int
-from training.durable.errors import EXIT_FINISHED, UserError
 
 
 def add_count(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def _count(options: argparse.Namespace) -> int:
     if options.out:
         write_footprints(options.out, rows, command="python -m training count")
     print(json.dumps(rows, indent=1))
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _check(options: argparse.Namespace) -> None:

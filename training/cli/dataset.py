@@ -9,19 +9,21 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
+from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
-from contract.program import WORKLOAD as PROGRAM
 from contract.progress import progress_record
+from contract.readable import table
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
-from training.durable.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
-from training.durable.record.metrics import Events
-from training.durable.report.progress import FileProgressBar, ProgressBar, table
-from training.durable.sources import UNFINISHED
-from training.durable.store.dataset import sync_dataset, wait_for_manifest
-from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import is_programs_own, list_files, open_dataset
+from training.durable import (
+    Events,
+    FileProgressBar,
+    LocalDataset,
+    ProgressBar,
+    StoredDataset,
+    open_store,
+)
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -72,26 +74,20 @@ def _check(options: argparse.Namespace) -> int:
         return _check_content(options.workload, options.folder, as_json=options.json)
     if options.json:
         raise UserError("--json prints what was found in the files; add --workload")
-    dataset = open_dataset(options.folder, again=True)
+    dataset = LocalDataset.open(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
     print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _upload(options: argparse.Namespace) -> int:
-    if (options.folder / UNFINISHED).is_file():
-        raise UserError(
-            f"{options.folder} has an unfinished dataset; finish it with the command that began it"
-        )
-    store = open_store(options.dataset_uri)
-    # A program's folder is its user's: nothing is written there.
-    own = list_files(options.folder, PROGRAM, {}) if is_programs_own(options.folder) else None
-    return send(options.folder, store, own)
+    return send(options.folder, open_store(options.dataset_uri))
 
 
 def _sync(options: argparse.Namespace) -> int:
     store = open_store(options.dataset_uri)
+    dataset = StoredDataset(store)
     events = Events(open_store(options.run_uri), options.writer) if options.run_uri else None
 
     def missing() -> None:
@@ -105,9 +101,9 @@ def _sync(options: argparse.Namespace) -> int:
         if options.begun_file is not None:
             options.begun_file.touch()
 
-    if not wait_for_manifest(store, options.wait_seconds, missing):
+    if not dataset.wait(options.wait_seconds, missing):
         print(f"[failed] no manifest.json appeared within {options.wait_seconds:g} s", flush=True)
-        return EXIT_NO_MANIFEST
+        return Exit.NO_MANIFEST
     checked_folder(options.out)
     with FileProgressBar("syncing") as show:
 
@@ -117,7 +113,7 @@ def _sync(options: argparse.Namespace) -> int:
                     options.begun_file.write_bytes(progress_record("dataset", done, size))
             show(done, total, size)
 
-        done = sync_dataset(store, options.out, progress, begun)
+        done = dataset.sync(options.out, progress, begun)
     print(
         f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
         f"{done.megabytes_per_second:.1f} MB/s",
@@ -133,7 +129,7 @@ def _sync(options: argparse.Namespace) -> int:
             fetched_bytes=done.fetched_bytes,
             seconds=round(done.seconds, 4),
         )
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
@@ -153,7 +149,7 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     dataset = None
     with redirect_stdout(sys.stderr):
         if (folder / MANIFEST).is_file():
-            dataset = open_dataset(folder, again=True)
+            dataset = LocalDataset.open(folder, again=True)
         with ProgressBar(f"checking {folder.name}", 0) as bar:
             report = workload.check_data(
                 folder, lambda done, total: bar.show(done, "images", total)
@@ -173,4 +169,4 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
         show_next(name, workload, dataset.manifest, str(folder), None)
     elif not as_json:
         print(f"next:\n    python -m training data import {folder} --workload {name} --out data")
-    return EXIT_FINISHED
+    return Exit.FINISHED

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from training.durable.errors import exit_code_of
-from training.durable.report.progress import configure_logging
-from training.durable.store.protocol import attended
+from training.durable import attended, configure_logging, exit_code_of
 from training.registry import check_recipe
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another

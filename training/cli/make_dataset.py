@@ -16,19 +16,28 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_place
-from contract.keys import MANIFEST
+from contract.keys import MANIFEST, UNFINISHED
+from contract.readable import readable
 from training.cli.next_commands import show_next
 from training.cli.run import add_override, checked_folder, positive_int
-from training.durable.dataset_output import FolderOutput, Output, clean_up
-from training.durable.errors import EXIT_FINISHED, MachineError, UserError
-from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar
-from training.durable.sources import UNFINISHED, Brought, open_folder, open_source
-from training.durable.store.dataset import StoreOutput, stored_source, upload_dataset
-from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import facts_of, manifest_of, write_manifest
-from training.durable.store.protocol import Store
-from training.durable.store.verified import VerifiedFiles
+from training.durable import (
+    Brought,
+    FileProgressBar,
+    FolderOutput,
+    ImportSource,
+    LocalDataset,
+    MachineError,
+    Output,
+    ProgressBar,
+    Store,
+    StoredDataset,
+    StoreOutput,
+    open_store,
+    stored_source,
+)
+from training.registry import facts_of
 
 if TYPE_CHECKING:
     from training.workload import Workload
@@ -97,7 +106,7 @@ def _make(options: argparse.Namespace) -> int:
             )
         _finish_making(options.out, workload.name, meta, began)
     print(f"[data] {facts_of(meta)}")
-    return EXIT_FINISHED if store is None else send(options.out, store)
+    return Exit.FINISHED if store is None else send(options.out, store)
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -109,7 +118,7 @@ def _import(options: argparse.Namespace) -> int:
         follows = show_next(options.workload, workload, manifest, where, options.dataset_uri)
     if options.json:
         print(json.dumps(follows, indent=1))
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping[str, Any]:
@@ -126,10 +135,10 @@ def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping
         began = time.monotonic()
         act: Callable[..., Mapping[str, Any]]
         if implements(workload, Workload.import_folder):
-            source: Any = open_folder(Path(options.source), Path(scratch))
+            source: Any = ImportSource(Path(options.source), Path(scratch)).folder()
             act, what, total = workload.import_folder, source.name, 0
         else:
-            source = open_source(Path(options.source), Path(scratch))
+            source = ImportSource(Path(options.source), Path(scratch)).files()
             act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
         with _whole_folder(options.out):
@@ -153,29 +162,36 @@ def _import_packed(
         files: Sequence[Brought] = (
             stored_source(options.source)
             if is_stored
-            else open_source(Path(options.source), scratch)
+            else ImportSource(Path(options.source), scratch).files()
         )
         began = time.monotonic()
         try:
-            with RateBar(f"packing {len(files)} files") as bar:
+            with _RateBar(f"packing {len(files)} files") as bar:
                 made = packing.pack_dataset(files, output, options.seed, bar)
-            called = output.where.rpartition("/")[2]
-            output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
+            StoredDataset.complete(output, name, made)
         except OSError as error:
             raise UserError(
                 f"{error.filename or output.where} cannot be written: {error.strerror or error}; "
                 "run the same command again once it can: finished parts stay"
             ) from error
         _print_made(made.files, began)
-        if options.out is not None:
-            verified = VerifiedFiles(options.out)
-            for entry in made.files:
-                verified.add(entry)
-    clean_up(output)
+    output.clean_up()
     if options.out is not None and options.dataset_uri:
         send(options.out, open_store(options.dataset_uri))
     manifest: Mapping[str, Any] = json.loads(output.read(MANIFEST) or b"")
     return manifest
+
+
+class _RateBar(ProgressBar):
+    """Progress with the rate so far; the first call sets the number and what was done before."""
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._total:
+            self._first, self._began = done, time.monotonic()
+            self._begin(total)
+        elif self.is_due or done == total:
+            rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+            self.show(done, f"{readable(rate)}/s" if done > self._first else "", total)
 
 
 def _output(options: argparse.Namespace, workload: str) -> Output:
@@ -231,7 +247,7 @@ def _check_unfinished(record: bytes, where: str, workload: str) -> None:
 def _finish_making(
     out: Path, workload: str, meta: Mapping[str, Any], began: float
 ) -> Mapping[str, Any]:
-    manifest: Mapping[str, Any] = write_manifest(out, workload, meta).manifest
+    manifest: Mapping[str, Any] = LocalDataset.complete(out, workload, meta).manifest
     _print_made(manifest["files"], began)
     if "vocab_size" in meta:
         print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta.get('tokenizer', '-')}")
@@ -244,14 +260,14 @@ def _print_made(files: Sequence[Mapping[str, Any]], began: float) -> None:
     print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
 
 
-def send(folder: Path, store: Store, manifest: bytes | None = None) -> int:
+def send(folder: Path, store: Store) -> int:
     with FileProgressBar("uploading") as show:
-        done = upload_dataset(folder, store, show, manifest)
+        done = StoredDataset(store).upload(folder, show)
     print(
         f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
         f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
     )
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 @contextmanager

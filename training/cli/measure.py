@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from contract.description import WorkloadDescription
+from contract.errors import Exit, UserError
+from contract.readable import table
 from training.cli.run import add_override, checked_file, import_from
-from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
-from training.durable.report.progress import table
 from training.settings import changed
 
 _DEFAULT_OUT = Path("sizing/footprints.json")
@@ -225,13 +225,13 @@ def _measure(options: argparse.Namespace) -> int:
     if options.check:
         differing = _difference(options.out, footprints)
         print(f"[failed] {differing}" if differing else f"[ok] {options.out} is up to date")
-        return EXIT_FAILED if differing else EXIT_FINISHED
+        return Exit.FAILED if differing else Exit.FINISHED
     if not is_written:
-        return EXIT_FINISHED
+        return Exit.FINISHED
     write_footprints(options.out, footprints)
     if not options.json:
         print(f"[ok] {options.out}: {len(footprints)} footprints")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -363,7 +363,7 @@ def _describe(options: argparse.Namespace) -> int:
         why_unmeasured=why,
     )
     print(described.to_json())
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _meta(manifest: Path) -> Mapping[str, Any]:

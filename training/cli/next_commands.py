@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
-from training.durable.store.local_dataset import facts_of
-from training.registry import WORKLOADS, fitted, module_of, workable
+from training.registry import WORKLOADS, facts_of, fitted, module_of, workable
 
 if TYPE_CHECKING:
     from training.workload import Workload

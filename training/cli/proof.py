@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contract.errors import UserError
 from training.cli import run_program
 from training.cli.run import add_override, positive, positive_int
-from training.durable.errors import UserError
 
 _PROOF = "training.proof"
 

@@ -6,121 +6,13 @@ changes.
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from contract.keys import ADAPTATION, CONFIG, HEAD, RECEIPT
+from contract.errors import Exit, UserError
+from contract.keys import ADAPTATION, CONFIG, RECEIPT
 from training.cli.run import RUN_URI, add_override, add_writer, count, positive
-from training.durable.errors import EXIT_FINISHED, UserError
-from training.durable.record.head import (
-    CheckpointEntry,
-    Head,
-    find_head,
-    new_nonce,
-    read_head,
-    write_head,
-)
-from training.durable.record.metrics import Events
-from training.durable.record.run import read_run_config
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import PreconditionFailedError, Store
-
-_POLL_SECONDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Reopened:
-    """The head before and after."""
-
-    before: Head
-    after: Head
-
-    @property
-    def newest(self) -> CheckpointEntry | None:
-        """What the next attempt resumes from, if it is undamaged."""
-        newest = self.after.checkpoints[-1:]
-        return newest[0] if newest and not newest[0].is_left_behind else None
-
-    @property
-    def dropped(self) -> Sequence[str]:
-        """Names of the checkpoints that the head no longer names; the next attempt deletes them."""
-        return [entry.name for entry in self.before.checkpoints[len(self.after.checkpoints) :]]
-
-
-def _reopen_run(
-    store: Store,
-    step: int | None,
-    ttl_seconds: float,
-    waiting: Callable[[str], None],
-    *,
-    from_scratch: bool = False,
-) -> _Reopened:
-    """Release the run; with `step`, checkpoints after that one leave the head in the same write.
-
-    `from_scratch` leaves all of them behind, and deletes none yet. A holder counts as gone once its
-    head has not changed for one TTL; `waiting(writer)` is called before that wait.
-    """
-    while True:
-        etag, head = _without_a_writer(store, ttl_seconds, waiting)
-        checkpoints = head.checkpoints if step is None else _up_to(head, step, store.uri)
-        released = replace(
-            head,
-            nonce=new_nonce(),
-            state="released",
-            reason=None,
-            checkpoints=checkpoints,
-            unverified_by=(),
-        )
-        if from_scratch:
-            released = released.started_over()
-        try:
-            write_head(store, released, etag)
-        except PreconditionFailedError:
-            continue  # another writer came first: look again
-        return _Reopened(before=head, after=released)
-
-
-def _without_a_writer(
-    store: Store, ttl_seconds: float, waiting: Callable[[str], None]
-) -> tuple[str | None, Head]:
-    seen: str | None = None
-    since = time.monotonic()
-    while True:
-        head, etag = find_head(store)
-        if head is None:
-            raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
-        if head.state == "finished":
-            raise UserError(
-                f"{store.uri} has finished; to train on, start a new run with --init-from "
-                f"{store.uri}, and --extend-to to keep the optimizer's state"
-            )
-        if head.state != "running" or time.monotonic() - since >= ttl_seconds:
-            return etag, head
-        if seen is None:
-            seen = etag
-            waiting(head.writer)
-        elif etag != seen:
-            raise UserError(
-                f"{store.uri} is held by {head.writer}, which is alive; stop that machine first"
-            )
-        time.sleep(min(_POLL_SECONDS, ttl_seconds / 10))
-
-
-def _up_to(head: Head, step: int, uri: str) -> tuple[CheckpointEntry, ...]:
-    """Return the checkpoints up to the newest of that step."""
-    places = [place for place, entry in enumerate(head.checkpoints) if entry.step == step]
-    if not places:
-        there = ", ".join(str(known) for known in dict.fromkeys(e.step for e in head.checkpoints))
-        raise UserError(
-            f"{uri} has no checkpoint of step {step}; "
-            + (f"it has those of steps {there}" if there else "it has none")
-        )
-    *earlier, last = head.checkpoints[: places[-1] + 1]
-    chosen = (*earlier, replace(last, failed_starts=0))
-    if last.is_left_behind:
-        return tuple(replace(entry, is_left_behind=False) for entry in chosen)
-    return chosen
+from training.durable import Events, Head, Reopened, RunConfig, Store, open_store, reopen_run
 
 
 def add_reopen(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +55,7 @@ def _reopen(options: argparse.Namespace) -> int:
             print(f"[lease] held by {writer}; watching its heartbeat for {seconds:g} s", flush=True)
 
     overrides = _change_config(store, options.override) if options.override else None
-    done = _reopen_run(
+    done = reopen_run(
         store,
         options.from_checkpoint,
         options.lease_ttl_seconds,
@@ -187,7 +79,7 @@ def _reopen(options: argparse.Namespace) -> int:
         print(_sentence(store.uri, done))
         if overrides:
             print(f"its overrides are now: {overrides}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _change_config(store: Store, pairs: Sequence[str]) -> str:
@@ -199,7 +91,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
     from training.registry import load_workload, parse_overrides, resolve_config
     from training.settings import recorded
 
-    head, record = read_head(store), read_run_config(store)
+    head, record = Head.read(store), RunConfig.read(store)
     if head is None or record is None or head.state != "failed" or head.checkpoints:
         what = "has no config yet" if head is None or record is None else f"is {head.state}"
         if head is not None and head.checkpoints:
@@ -232,7 +124,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
     return " ".join(f"{name}={text}" for name, text in sorted(overrides.items()))
 
 
-def _sentence(uri: str, done: _Reopened) -> str:
+def _sentence(uri: str, done: Reopened) -> str:
     left = len(done.after.checkpoints) if done.newest is None else 0
     why = f"{left} checkpoints are left behind" if left else "it has no checkpoint"
     newest = f"step {done.newest.step}" if done.newest else f"its beginning: {why}"

@@ -4,12 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
+from contract.errors import Exit
 from contract.keys import REPORT
 from training.cli.run import RUN_URI, checked_file, positive
-from training.durable.errors import EXIT_FINISHED
-from training.durable.record.run import open_run
-from training.durable.report.page import summary, write_report
-from training.durable.report.sweep import find_sweep
+from training.durable import OpenRun, SweptRuns, write_report
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +27,18 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    if (sweep := find_sweep(options.run_uri)) is not None:
+    if (sweep := SweptRuns.at(options.run_uri)) is not None:
         verdict = sweep.write_report()
         if options.out is not None:
             sweep.store.get_file(REPORT, checked_file(options.out))
         rows = [each.row() for each in sweep.runs]
         print(json.dumps(rows, indent=1) if options.json else verdict)
-        return EXIT_FINISHED
-    run = open_run(options.run_uri)
+        return Exit.FINISHED
+    run = OpenRun.at(options.run_uri)
     store, head = run.store, run.head
     if options.out is not None:
         checked_file(options.out)
-    history = write_report(store, run.record, head, options.usd_per_hour)
+    history, summary = write_report(store, run.record, head, options.usd_per_hour)
     if options.out is not None:
         store.get_file(REPORT, options.out)
     if options.json:
@@ -56,6 +54,6 @@ def _report(options: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=1))
     else:
-        print(summary(history, run.record, head, options.usd_per_hour))
+        print(summary)
         print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
-    return EXIT_FINISHED
+    return Exit.FINISHED

@@ -5,6 +5,7 @@ Imports no torch, so a machine that boots into a finished run says so at once.
 
 import argparse
 import errno
+import math
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import (
     argument_type,
     parse_count,
@@ -27,14 +29,17 @@ from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
 from training.cli import run_program
-from training.durable.attempt.ranks import PORT, end_with_rank_0, parse_hosts
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import EXIT_FINISHED, MachineError, UserError
-from training.durable.record.head import Retention, mark_failed, read_head, with_way_back
-from training.durable.record.run import parse_prediction, planned_price, read_run_config
-from training.durable.report.receipt import conclude
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
+from training.durable import (
+    Head,
+    Hosts,
+    MachineError,
+    Retention,
+    RunConfig,
+    Store,
+    Supervisor,
+    fail_run,
+    open_store,
+)
 from training.registry import parse_overrides
 
 if TYPE_CHECKING:
@@ -68,10 +73,10 @@ def import_from(source: Path | None) -> None:
 
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """Return the options of every attempt (`AttemptOptions`), by name."""
-    from training.durable.attempt.attempt import AttemptOptions
+    from training.durable import AttemptOptions
 
     hosts, (newest, every) = arguments.hosts, arguments.keep
-    price = arguments.usd_per_hour or planned_price(arguments.prediction)
+    price = arguments.usd_per_hour or _planned_price(arguments.prediction)
     return {
         **_by_name(arguments, AttemptOptions),
         "store": store,
@@ -86,7 +91,7 @@ def _parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
     """Return the options of one attempt: argparse's values by name, and those with a grammar."""
-    from training.durable.attempt.context import RankEnvironment
+    from training.durable import RankEnvironment
     from training.engine.job import RunOptions
 
     parsed = {
@@ -181,11 +186,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--hosts",
-        type=argument_type(parse_hosts),
+        type=argument_type(Hosts.parse),
         metavar="OWN@FIRST:PORT,SECOND,...",
         help="machines that train together, each with the same number of processes, 1, 2, 4 or 8 "
         "in total: this one's name, then all names; the first leads, and the others connect to it "
-        f"at PORT (default: {PORT})",
+        f"at PORT (default: {Hosts.PORT})",
     )
 
 
@@ -225,6 +230,29 @@ RUN_URI = "s3://bucket/runs/<run id>, or a folder"
 positive = argument_type(parse_positive)
 positive_int = argument_type(parse_positive_count)
 count = argument_type(parse_count)
+
+
+def parse_prediction(text: str) -> dict[str, float | str] | None:
+    """Read `hours_p50=0.2 size=g5.xlarge`; None for an empty text."""
+    found: dict[str, float | str] = {}
+    for word in text.split():
+        name, separator, value = word.partition("=")
+        if not separator or not name or not value:
+            raise UserError(f"the prediction {word!r} cannot be read; write name=value")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+        else:
+            if not 0 <= float(value) < math.inf:
+                raise UserError(f"the prediction {word!r} is no amount; give a number from 0")
+    return found or None
+
+
+def _planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
+    """Return the plan's Spot price per hour in dollars, for its own size, not an alternate one."""
+    price = (prediction or {}).get("usd_spot_per_hour")
+    return price if isinstance(price, float) and price > 0 else None
 
 
 def _count_or_auto(text: str) -> int | None:
@@ -290,7 +318,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _wait_without_spinning()
         _let_segments_grow()
     if os.environ.get("TRAINING_LEADER"):
-        end_with_rank_0()
+        supervisor.end_with_rank_0()
     if os.environ.get("RANK", "0") != "0":
         # Rank 0 prints what happens to the run.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -334,7 +362,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     import_from(arguments.source)
     if _is_same_finished_run(arguments, store):
         print(f"[ok] {store.uri} is finished already", flush=True)
-        return EXIT_FINISHED
+        return Exit.FINISHED
     # Here, because they import torch: seconds that the lines above do not need.
     from training.engine.attempt import run_workload
     from training.preflight.preflight import gpu_mib, preflight
@@ -358,7 +386,7 @@ def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractCon
 
 def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
     """Whether there is nothing to do; anything unusual is left to the full checks."""
-    head, record = read_head(store), read_run_config(store)
+    head, record = Head.read(store), RunConfig.read(store)
     if head is None or record is None or head.state != "finished":
         return False
     asked = sorted(arguments.override)
@@ -370,12 +398,7 @@ def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
 
 def _fail(arguments: argparse.Namespace) -> int:
     store = open_store(arguments.run_uri)
-    run_id = store.uri.rstrip("/").rpartition("/")[2]
-    reason = with_way_back(arguments.reason, store.uri)
-    head = mark_failed(store, run_id, arguments.writer, reason)
-    record = read_run_config(store)
-    if record is not None:
-        conclude(store, record, head)
+    head = fail_run(store, arguments.writer, arguments.reason)
     text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
     print(text + ("" if head.generation else " (no attempt had started)"))
-    return EXIT_FINISHED
+    return Exit.FINISHED

@@ -5,13 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contract.errors import Exit, UserError
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import EXIT_FINISHED, UserError
-from training.durable.record.head import read_head
-from training.durable.record.run import read_run_config
-from training.durable.store.protocol import Store
+from training.durable import Head, RunConfig, Store, Supervisor
 from training.registry import parse_overrides
 
 # Options of `run` that a program has no use for, with their defaults.
@@ -68,27 +65,24 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
     program = _program(arguments)
     source = _source(arguments)
     store: Store = common["store"]
-    from training.durable.program.container import SAGEMAKER_ROOT
-    from training.durable.program.job import identity, run_program
-    from training.durable.program.options import ProgramOptions
+    from training.durable import ProgramOptions, run_program
 
-    usual = SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else common["scratch"] / "ml"
     options = ProgramOptions(
         **common,
         program=program,
         source=source,
         dataset_uri=arguments.dataset_uri,
-        root=(arguments.ml_root or usual).absolute(),
+        root=(arguments.ml_root or ProgramOptions.usual_root(common["scratch"])).absolute(),
         interpreter=arguments.interpreter,
         instance_type=arguments.instance_type,
         hosts=arguments.hosts,
     )
-    head, record = read_head(store), read_run_config(store)
+    head, record = Head.read(store), RunConfig.read(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:
-        mine, theirs = identity(options, source_sha256(source)), dict(record.config)
+        mine, theirs = options.identity(source_sha256(source)), dict(record.config)
         if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
             print(f"[ok] {store.uri} is finished already", flush=True)
-            return EXIT_FINISHED
+            return Exit.FINISHED
     print(f"[program] {program.command}: below {options.root}, from {source}", flush=True)
     return run_program(options, supervisor)
 

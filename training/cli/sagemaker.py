@@ -24,20 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import parse_positive
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.cli.run import checked_folder
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_STORE,
-    UserError,
-)
-from training.durable.record.head import read_head
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import StoreError
+from training.durable import Head, StoreError, open_store
 
 _CHANNELS = Path("input/data")
 _REQUIRED = ("workload", "recipe", "run-uri")
@@ -232,25 +224,25 @@ def _act(arguments: argparse.Namespace) -> int:
 
 def _train(job: _SageMakerJob) -> int:
     trainer, code = _import(job)
-    if code == EXIT_FINISHED:
+    if code == Exit.FINISHED:
         trainer = _Trainer(
             [*_TRAINING, *job.arguments], environment={**job.variables, **os.environ}
         )
         code = trainer.run()
-    if code == EXIT_FINISHED:
+    if code == Exit.FINISHED:
         # SageMaker makes one archive of all hosts' model folders.
-        return _leave_model(job) if job.leads else EXIT_FINISHED
+        return _leave_model(job) if job.leads else Exit.FINISHED
     if trainer.told_at is not None:
-        how = "saved" if code == EXIT_INTERRUPTED else f"not saved: {trainer.reason(code)}"
+        how = "saved" if code == Exit.INTERRUPTED else f"not saved: {trainer.reason(code)}"
         return _await_the_end(job, trainer.told_at, how)
     _write_failure(job.failure_file, _reason_of_run(job) or trainer.reason(code))
-    return code if code > 0 else EXIT_FAILED
+    return code if code > 0 else Exit.FAILED
 
 
 def _import(job: _SageMakerJob) -> tuple["_Trainer", int]:
     """Make the dataset from the user's own files, which are checked before anything is trained."""
     if job.importing is None or (job.dataset / MANIFEST).is_file():
-        return _Trainer(_TRAINING), EXIT_FINISHED
+        return _Trainer(_TRAINING), Exit.FINISHED
     # A container that was killed may have left part of it.
     shutil.rmtree(job.dataset, ignore_errors=True)
     importer = _Trainer([*_TRAINING, *job.importing], max_failures=1)
@@ -260,7 +252,7 @@ def _import(job: _SageMakerJob) -> tuple["_Trainer", int]:
 def _reason_of_run(job: _SageMakerJob) -> str | None:
     """Return why the run has failed for good: a second attempt says so only in its log."""
     with contextlib.suppress(UserError, StoreError):
-        head = read_head(open_store(job.run_uri))
+        head = Head.read(open_store(job.run_uri))
         return head.reason if head is not None and head.state == "failed" else None
     return None
 
@@ -287,15 +279,15 @@ class _Trainer:
         """Train to an end; return the last attempt's exit code, or 75 if SIGTERM came before it."""
         before = signal.signal(signal.SIGTERM, self._tell)
         try:
-            code = EXIT_INTERRUPTED
+            code: int = Exit.INTERRUPTED
             failed_at: deque[float] = deque(maxlen=self._max_failures)
             while self.told_at is None:
                 code = self._attempt()
-                if code == EXIT_INTERRUPTED and self.told_at is None:
+                if code == Exit.INTERRUPTED and self.told_at is None:
                     print("[sagemaker] another host is ending; waiting for all of them", flush=True)
                     continue
                 failed_at.append(time.monotonic())
-                is_crash = code in (EXIT_FAILED, EXIT_STORE) or code < 0
+                is_crash = code in (Exit.FAILED, Exit.STORE) or code < 0
                 are_many = len(failed_at) == self._max_failures
                 if not is_crash or (are_many and failed_at[-1] - failed_at[0] < _WITHIN_SECONDS):
                     break
@@ -359,7 +351,7 @@ def _leave_model(job: _SageMakerJob) -> int:
             # A machine lost right after the run finished leaves it without a report.
             print(f"[sagemaker] {store.uri} has no {key}", flush=True)
     print(f"[ok] {job.model_folder} has {Path(FINAL).name}", flush=True)
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _await_the_end(job: _SageMakerJob, told_at: float, how: str) -> int:

@@ -19,16 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.errors import Exit, UserError
 from contract.keys import ARTIFACTS, RECEIPT, SWEEP
+from contract.readable import table
 from contract.sweep import Sweep, drawn_runs
 from training.cli.run import add_override, count, positive_int
-from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
-from training.durable.record.head import read_head
-from training.durable.report.page import parse_receipt
-from training.durable.report.progress import table
-from training.durable.store.dataset import local_dataset
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import put_unless_changed
+from training.durable import Head, StoredDataset, open_store, parse_receipt, put_unless_changed
 
 _POLL_SECONDS = 0.2
 # Started together, all would load and map data at the same time.
@@ -85,9 +81,9 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.write_only:
         runs = _kept(options, asked)
         print(f"[ok] {options.runs_uri.rstrip('/')}/{SWEEP} has {len(runs)} runs")
-        return EXIT_FINISHED
+        return Exit.FINISHED
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-        dataset = local_dataset(options.dataset_uri, Path(scratch)).folder
+        dataset = StoredDataset(open_store(options.dataset_uri)).fetched(Path(scratch)).folder
         options.memory_limit_mib = _refuse_or_share(options, dataset)
         runs = _kept(options, asked)
         _run_all(options, runs, dataset)
@@ -99,9 +95,9 @@ def _sweep(options: argparse.Namespace) -> int:
         names = list(dict.fromkeys(n for one in runs for n in list(one.row["metrics"])[:3]))
         print("\n".join(table([_columns(one.row, names) for one in runs])))
     codes = {one.code for one in runs}
-    if codes & {EXIT_INTERRUPTED, None}:
-        return EXIT_INTERRUPTED
-    return EXIT_FINISHED if codes == {EXIT_FINISHED} else EXIT_FAILED
+    if codes & {Exit.INTERRUPTED, None}:
+        return Exit.INTERRUPTED
+    return Exit.FINISHED if codes == {Exit.FINISHED} else Exit.FAILED
 
 
 def _asked(options: argparse.Namespace) -> Sweep:
@@ -215,13 +211,13 @@ def _report_end(one: _SweepRun, logs: Path) -> None:
     assert one.process is not None
     one.code = one.process.returncode
     one.seconds += time.monotonic()
-    how = "ok" if one.code == EXIT_FINISHED else f"exit {one.code}"
+    how = "ok" if one.code == Exit.FINISHED else f"exit {one.code}"
     print(f"[{how}] {one.name}: {logs / f'{one.name}.log'}", file=sys.stderr, flush=True)
 
 
 def _row(one: _SweepRun) -> dict[str, Any]:
     store = open_store(one.uri)
-    head, receipt = read_head(store), parse_receipt(store.get(RECEIPT))
+    head, receipt = Head.read(store), parse_receipt(store.get(RECEIPT))
     stages: Mapping[str, Mapping[str, float]] = receipt.get("stages", {})
     last = next(reversed(list(stages.values())), {})
     return {

@@ -16,13 +16,10 @@ from pathlib import Path
 from types import TracebackType
 
 from contract.cleared_folder import cleared_folder
+from contract.errors import Exit, UserError
 from contract.lineage import Line
 from training.cli.run import RUN_URI, checked_folder, positive
-from training.durable.errors import EXIT_FINISHED, UserError
-from training.durable.record.head import read_head
-from training.durable.record.history import metrics_reader
-from training.durable.record.run import open_run
-from training.durable.store.protocol import Store, StoreError
+from training.durable import Head, History, OpenRun, Store, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +49,7 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
 
 
 def _tensorboard(options: argparse.Namespace) -> int:
-    store = open_run(options.run_uri).store
+    store = OpenRun.at(options.run_uri).store
     checked_folder(options.out)
     if options.follow:
         print(f"[tensorboard] following; view with: tensorboard --logdir {options.out}", flush=True)
@@ -60,7 +57,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
     else:
         num = _write_event_files(store, options.out)
     print(f"[ok] {options.out}: {num} values; view with: tensorboard --logdir {options.out}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 class _EventFiles:
@@ -129,7 +126,7 @@ class _Follower:
     """Shows a run's metrics lines as they appear."""
 
     def __init__(self, store: Store, files: _EventFiles) -> None:
-        self._reader = metrics_reader(store)
+        self._reader = History.line_reader(store)
         self._files = files
         self._resumed: dict[int, int] = {}  # generation -> the step that it resumed from
 
@@ -169,7 +166,7 @@ def _follow(store: Store, out: Path, poll_seconds: float) -> int:
         while not is_pressed():
             try:
                 # The head first: all metrics of an ended run were stored before it ended.
-                head = read_head(store)
+                head = Head.read(store)
                 is_over = head is not None and head.is_ended
                 follower.poll(is_last=is_over)
                 last_read = time.monotonic()

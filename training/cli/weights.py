@@ -10,13 +10,17 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from contract.errors import Exit, UserError
 from training.cli.run import RUN_URI, checked_file, checked_folder
-from training.durable.errors import EXIT_FINISHED, UserError, name_known
-from training.durable.record.run import OpenRun, find_checkpoint, open_run
-from training.durable.report.progress import FileProgressBar
-from training.durable.save.restore import export_snapshot
-from training.durable.store.dataset import local_dataset
-from training.durable.store.folder import UnfinishedFile
+from training.durable import (
+    FileProgressBar,
+    OpenRun,
+    StoredDataset,
+    UnfinishedFile,
+    export_snapshot,
+    open_store,
+)
+from training.registry import name_known
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,15 +96,15 @@ def _export(options: argparse.Namespace) -> int:
     if options.format is not None:
         return _export_to(options)
     if not options.run_uri.endswith(".safetensors"):
-        run = open_run(options.run_uri)
+        run = OpenRun.at(options.run_uri)
         if run.is_of_program:
             return _export_snapshot(run, options)
     from safetensors.torch import save_file
 
-    from training.durable.save.weights import read_weights
+    from training.durable import Weights
 
     checked_file(options.out)
-    weights = read_weights(options.run_uri, options.checkpoint)
+    weights = Weights.read(options.run_uri, options.checkpoint)
     with UnfinishedFile(options.out) as unfinished:
         save_file(dict(weights.tensors), unfinished.path, metadata=dict(weights.about))
         unfinished.place()
@@ -110,7 +114,7 @@ def _export(options: argparse.Namespace) -> int:
         size = options.out.stat().st_size / 1e6
         print(f"[ok] {options.out}: {len(weights.tensors)} tensors, {size:.1f} MB")
         print(f"weights {weights.sha256}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _export_to(options: argparse.Namespace) -> int:
@@ -127,23 +131,23 @@ def _export_to(options: argparse.Namespace) -> int:
         )
     formats[options.format](model, options.out)
     print(f"[ok] {options.out}: {options.format}, {len(model.state_dict())} tensors")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """Return the stage that a run's weights belong to, and its model with them; read no data."""
-    from training.durable.save.weights import load_weights, open_trained, read_weights
+    from training.durable import OpenRun, Weights
     from training.preflight.standalone import standalone_inputs
     from training.registry import load_workload, resolve_config
     from training.workload import Train
 
-    run, weights = open_trained(uri), read_weights(uri, checkpoint)
+    run, weights = OpenRun.of_workload(uri), Weights.read(uri, checkpoint)
     workload, record = load_workload(run.record.workload), run.record
     config = resolve_config(workload, record.recipe, record.all_overrides)
     name = weights.about.get("stage") or run.head.checkpoints[-1].stage
     stage = next(s for s in workload.stages(config) if isinstance(s, Train) and s.name == name)
     model = stage.model(standalone_inputs(stage.name, config))
-    load_weights(model, weights, stage.name)
+    weights.load_into(model, stage.name)
     return stage, model.eval()
 
 
@@ -157,7 +161,7 @@ def _write_dcp(model: "nn.Module", out: Path) -> None:
 
 
 def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:
-    entry = find_checkpoint(run, options.checkpoint or "newest")
+    entry = run.find_checkpoint(options.checkpoint or "newest")
     if not options.out.exists():
         checked_folder(options.out)
     snapshot = export_snapshot(run.store, entry, options.out)
@@ -166,7 +170,7 @@ def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:
     else:
         size = snapshot.num_bytes / 1e6
         print(f"[ok] {options.out}: {len(snapshot.files)} files, {size:.1f} MB of {entry.name}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -178,13 +182,13 @@ def _evaluate(options: argparse.Namespace) -> int:
         stage = trained.stage.name
     if options.json:
         print(json.dumps({"stage": stage, "split": options.split, "metrics": metrics}, indent=1))
-        return EXIT_FINISHED
+        return Exit.FINISHED
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"{name:{width}} {value:.6g}")
     files = f", files in {options.out}" if options.out else ""
     print(f"[ok] stage {stage}, split {options.split}{files}")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -196,13 +200,13 @@ def _predict(options: argparse.Namespace) -> int:
     with _trained(options) as trained, redirect_stdout(sys.stderr):
         if options.out is None:
             _write_predictions(trained, options.split, stdout)
-            return EXIT_FINISHED
+            return Exit.FINISHED
         with UnfinishedFile(options.out) as unfinished:
             with unfinished.path.open("w") as stream:
                 num = _write_predictions(trained, options.split, stream)
             unfinished.place()
     print(f"[ok] {options.out}: {num} predictions")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _draw(options: argparse.Namespace) -> int:
@@ -226,7 +230,7 @@ def _draw(options: argparse.Namespace) -> int:
             )
         trained.stage.draw(trained.model, trained.inputs, images, options.out)
     print(f"[ok] {options.out}: {len(images)} pictures")
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:
@@ -262,21 +266,21 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
-    from training.durable.save.weights import open_trained, read_weights
+    from training.durable import OpenRun, Weights
     from training.engine.evaluation import load_trained
 
-    run = open_trained(options.run_uri)
+    run = OpenRun.of_workload(options.run_uri)
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:
         scratch = checked_folder(options.scratch or Path(temporary))
         with redirect_stdout(sys.stderr):
             with FileProgressBar("dataset") as show:
-                dataset = local_dataset(options.dataset_uri, scratch, show)
+                dataset = StoredDataset(open_store(options.dataset_uri)).fetched(scratch, show)
             if dataset.fingerprint != run.record.dataset:
                 print(
                     f"[warning] {options.dataset_uri} is not the dataset that the run was trained "
                     "on: its classes, if it has any, must be the same ones in the same order"
                 )
-            weights = read_weights(options.run_uri, options.checkpoint)
+            weights = Weights.read(options.run_uri, options.checkpoint)
             # Final weights of older runs do not name their stage: it is the last Train stage.
             stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage
             trained = load_trained(run, weights, dataset, scratch, stage)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.durable.errors import UserError
-from training.durable.sources import UNFINISHED
+from contract.errors import UserError
+from contract.keys import PACKED, UNFINISHED
 
-# The prefix of an unfinished dataset's records about its finished files.
-RECORDS = ".packed/"
 _WORKING = ".working"
 _LOCK = "lock"
 
@@ -49,6 +47,11 @@ class Output(Protocol):
     def delete(self, names: Iterable[str]) -> None:
         """Delete these files, ignoring any that do not exist."""
 
+    def clean_up(self) -> None:
+        """Delete what only an unfinished dataset needs, and last the file that marks it as such."""
+        self.delete([name for name in self.sizes() if name.startswith(PACKED)])
+        self.delete([UNFINISHED])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedFiles:
@@ -58,13 +61,7 @@ class FinishedFiles:
     files: Sequence[Mapping[str, Any]]  # name, bytes, sha256
 
 
-def clean_up(output: Output) -> None:
-    """Delete what only an unfinished dataset needs, and last the file that marks it as such."""
-    output.delete([name for name in output.sizes() if name.startswith(RECORDS)])
-    output.delete([UNFINISHED])
-
-
-class FolderOutput:
+class FolderOutput(Output):
     """A dataset that is made in a local folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,21 +1,11 @@
 """The expected ways to end without a result, which are not bugs, and the contract's exit codes."""
 
-import difflib
 import errno
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.errors import EXIT_FAILED as EXIT_FAILED
-from contract.errors import EXIT_FINISHED as EXIT_FINISHED
-from contract.errors import EXIT_INTERRUPTED as EXIT_INTERRUPTED
-from contract.errors import EXIT_LEASE_LOST as EXIT_LEASE_LOST
-from contract.errors import EXIT_MACHINE as EXIT_MACHINE
-from contract.errors import EXIT_NO_MANIFEST as EXIT_NO_MANIFEST
-from contract.errors import EXIT_STOPPED as EXIT_STOPPED
-from contract.errors import EXIT_STORE as EXIT_STORE
-from contract.errors import EXIT_USER as EXIT_USER
-from contract.errors import UserError as UserError
+from contract.errors import Exit, UserError
 
 # Errors that say this machine's disk is full; another machine may have room.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -27,19 +17,19 @@ class AttemptEndedError(RuntimeError):
     The base class has the exit code of a crash: a restart may help, here or on another machine.
     """
 
-    exit_code = EXIT_FAILED
+    exit_code = Exit.FAILED
 
 
 class InterruptedRunError(AttemptEndedError):
     """The attempt stops; raised only at step boundaries, between evaluation batches or shards."""
 
-    exit_code = EXIT_INTERRUPTED
+    exit_code = Exit.INTERRUPTED
 
 
 class MachineError(AttemptEndedError):
     """This machine cannot go on, but another one may."""
 
-    exit_code = EXIT_MACHINE
+    exit_code = Exit.MACHINE
 
 
 class RunFailedError(AttemptEndedError):
@@ -72,37 +62,27 @@ class GoBackError(RuntimeError):
         self.divergence = divergence
 
 
-def name_known(given: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence on an unknown name: the closest match, and all known names."""
-    names = list(known)
-    if not names:
-        return "none is known; add it"
-    close = difflib.get_close_matches(given, names, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}known are {', '.join(names)}"
-
-
 def exit_code_of(act: Callable[[], int]) -> int:
     """Call `act`; return its exit code, or that of the expected error that it raises."""
     try:
         return act()
     except UserError as error:
-        return _report(error, EXIT_USER)
+        return _report(error, Exit.USER)
     except AttemptEndedError as error:
-        if error.exit_code != EXIT_INTERRUPTED:
+        if error.exit_code != Exit.INTERRUPTED:
             return _report(error, error.exit_code)
-        return _report(f"{error}; the next attempt resumes from the last commit", EXIT_INTERRUPTED)
+        return _report(f"{error}; the next attempt resumes from the last commit", Exit.INTERRUPTED)
     except OSError as error:
         if error.errno not in _FULL:
             raise
         name = error.filename2 or error.filename
         what = f"the disk is full: cannot write {name}" if name else "the disk is full"
-        return _report(f"{what}; free some space, or use a larger disk", EXIT_MACHINE)
+        return _report(f"{what}; free some space, or use a larger disk", Exit.MACHINE)
     except KeyboardInterrupt:
         # Only in commands that do not train: a trainer handles signals in its own thread.
-        return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)
+        return _report("stopped by Ctrl-C before it finished; run it again", Exit.STOPPED)
 
 
 def _report(error: object, code: int) -> int:
-    print(f"{'interrupted' if code == EXIT_INTERRUPTED else 'error'}: {error}", file=sys.stderr)
+    print(f"{'interrupted' if code == Exit.INTERRUPTED else 'error'}: {error}", file=sys.stderr)
     return code

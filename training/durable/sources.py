@@ -19,12 +19,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.source_layout import SPLITS, places_of, splits_of
 
-# A workload that can resume an interrupted import keeps its position in this file of the new
-# dataset, as JSON with the key "workload". The file is deleted once there is a manifest.
-UNFINISHED = ".unfinished.json"
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 # The columns of a CSV, each with its alternative name.
 _COLUMNS = (("file", "path"), ("class", "label"))
@@ -81,112 +78,127 @@ class SourceFile:
         return self.path.read_bytes()
 
 
-def open_source(source: Path, scratch: Path) -> list[SourceFile]:
-    """Return the files of a source, sorted by name; an archive is unpacked into `scratch` first.
+class ImportSource:
+    """What a user gives to an import; an archive is unpacked into `scratch` first."""
 
-    A folder (or archive) contains FILE or CLASS/FILE, perhaps below folders of splits
-    (source_layout.py), or a single CSV. A CSV has the columns file, class (or path, label) and,
-    optionally, split; its paths are relative to its own folder. Any other file is a source of one
-    file.
-    """
-    if not source.exists():
-        raise UserError(f"{source} does not exist; name a folder, a file or an archive")
-    if source.is_file() and _is_archive(source):
-        source = open_folder(source, scratch)
-    elif source.is_file() and source.suffix != ".csv":
-        return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
-    if source.is_dir():
-        tables = sorted(source.glob("*.csv"))
-        source = tables[0] if len(tables) == 1 else source
-    try:
-        found = list(_of_table(source) if source.is_file() else _of_folder(source))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{source} cannot be read: {error}; save it as a CSV in UTF-8") from error
-    found.sort(key=attrgetter("name"))
-    if not found:
-        raise UserError(f"{source} has no files; add some")
-    if {file.split is None for file in found} == {True, False}:
-        without = next(file.name for file in found if file.split is None)
-        raise UserError(
-            f"{without} has no split, but other files do; assign one to every file or to none"
+    def __init__(self, path: Path, scratch: Path) -> None:
+        self._path = path
+        self._scratch = scratch
+
+    def files(self) -> list[SourceFile]:
+        """Return its files, sorted by name.
+
+        A folder (or archive) contains FILE or CLASS/FILE, perhaps below folders of splits
+        (source_layout.py), or a single CSV. A CSV has the columns file, class (or path, label) and,
+        optionally, split; its paths are relative to its own folder. Any other file is a source of
+        one file.
+        """
+        source = self._path
+        if not source.exists():
+            raise UserError(f"{source} does not exist; name a folder, a file or an archive")
+        if source.is_file() and _is_archive(source):
+            source = self.folder()
+        elif source.is_file() and source.suffix != ".csv":
+            return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
+        if source.is_dir():
+            tables = sorted(source.glob("*.csv"))
+            source = tables[0] if len(tables) == 1 else source
+        try:
+            found = list(_of_table(source) if source.is_file() else _of_folder(source))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(
+                f"{source} cannot be read: {error}; save it as a CSV in UTF-8"
+            ) from error
+        found.sort(key=attrgetter("name"))
+        if not found:
+            raise UserError(f"{source} has no files; add some")
+        if {file.split is None for file in found} == {True, False}:
+            without = next(file.name for file in found if file.split is None)
+            raise UserError(
+                f"{without} has no split, but other files do; assign one to every file or to none"
+            )
+        return found
+
+    def folder(self) -> Path:
+        """Return it as a folder; UserError for a file that is no archive."""
+        source = self._path
+        if source.is_dir():
+            return source
+        if not source.is_file() or not _is_archive(source):
+            what = "is not an archive" if source.exists() else "does not exist"
+            raise UserError(f"{source} {what}; name a folder, a zip or a tar archive")
+        unpacked = self._scratch / "unpacked"
+        unpacked.mkdir(parents=True)
+        _unpack(source, unpacked)
+        return unpacked
+
+
+class ClassFolders:
+    """Files whose folders are their classes."""
+
+    @staticmethod
+    def names(files: Iterable[Brought]) -> list[str]:
+        """Return all classes, sorted; UserError for a file that has none, or one in doubt."""
+        names = set[str]()
+        for file in files:
+            if file.label is None or file.doubt:
+                raise UserError(file.doubt or ClassFolders.refusal(file))
+            names.add(file.label)
+        return sorted(names)
+
+    @staticmethod
+    def refusal(file: Brought) -> str:
+        """Return what to do about a file without a class."""
+        if file.split is None:
+            return f"{file.name} is in no class; lay the files out as CLASS/FILE"
+        return (
+            f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or, if "
+            f"{file.name.rpartition('/')[0]!r} is a class and no split, list file and class in a "
+            "CSV"
         )
-    return found
 
+    @staticmethod
+    def check(labels: Sequence[str], splits: Sequence[str]) -> None:
+        """Refuse a class that has files, but none in train."""
+        pairs = {*zip(splits, labels, strict=True)}
+        trained = {_plain(label): label for split, label in pairs if split == "train"}
+        for split, label in sorted(pairs):
+            if ("train", label) not in pairs:
+                same = trained.get(_plain(label))
+                advice = f", which has {same!r}; use one name for both" if same else "; add some"
+                raise UserError(f"class {label!r} of {split} has no files in train{advice}")
 
-def open_folder(source: Path, scratch: Path) -> Path:
-    """Return a source as a folder; an archive is unpacked into `scratch` first."""
-    if source.is_dir():
-        return source
-    if not source.is_file() or not _is_archive(source):
-        what = "is not an archive" if source.exists() else "does not exist"
-        raise UserError(f"{source} {what}; name a folder, a zip or a tar archive")
-    unpacked = scratch / "unpacked"
-    unpacked.mkdir(parents=True)
-    _unpack(source, unpacked)
-    return unpacked
+    @staticmethod
+    def copy_in_splits(
+        files: Sequence[SourceFile], out: Path, seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Copy files to SPLIT/CLASS/FILE in `out`; return the manifest's `meta`.
 
-
-def class_names(files: Iterable[Brought]) -> list[str]:
-    """Return the names of all classes, sorted; UserError if a file has none, or one in doubt."""
-    names = set[str]()
-    for file in files:
-        if file.label is None or file.doubt:
-            raise UserError(file.doubt or in_no_class(file))
-        names.add(file.label)
-    return sorted(names)
-
-
-def in_no_class(file: Brought) -> str:
-    """Return what to do about a file without a class."""
-    if file.split is None:
-        return f"{file.name} is in no class; lay the files out as CLASS/FILE"
-    return (
-        f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or, if "
-        f"{file.name.rpartition('/')[0]!r} is a class and no split, list file and class in a CSV"
-    )
-
-
-def check_classes(labels: Sequence[str], splits: Sequence[str]) -> None:
-    """Refuse a class that has files, but none in train."""
-    pairs = {*zip(splits, labels, strict=True)}
-    trained = {_plain(label): label for split, label in pairs if split == "train"}
-    for split, label in sorted(pairs):
-        if ("train", label) not in pairs:
-            same = trained.get(_plain(label))
-            advice = f", which has {same!r}; use one name for both" if same else "; add some"
-            raise UserError(f"class {label!r} of {split} has no files in train{advice}")
+        Without a split of their own for validation, it gets a tenth of each class, not of test;
+        `seed` decides which.
+        """
+        classes, held_out = ClassFolders.names(files), set[str]()
+        for name in () if any(file.split == "validation" for file in files) else classes:
+            of_class = [file.name for file in files if file.label == name and file.split != "test"]
+            of_class.sort(key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
+            held_out.update(of_class[: min(math.ceil(len(of_class) / 10), len(of_class) - 1)])
+        counts = Counter[str]()
+        splits = ["validation" if f.name in held_out else f.split or "train" for f in files]
+        ClassFolders.check([str(file.label) for file in files], splits)
+        for done, (file, split) in enumerate(zip(files, splits, strict=True), start=1):
+            target = Path(out, split, str(file.label), Path(file.name).name)
+            if target.exists():
+                raise UserError(f"{file.name} has the same name as a file of its class; rename it")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.path, target)
+            counts[split] += 1
+            progress(done, len(files))
+        return {"classes": classes, "splits": dict(counts)}
 
 
 def _plain(name: str) -> str:
     """Return a name without what people and systems spell differently."""
     return re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold())
-
-
-def copy_in_splits(
-    files: Sequence[SourceFile], out: Path, seed: int, progress: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """Copy files to SPLIT/CLASS/FILE in `out`; return the manifest's `meta`.
-
-    Without a split of their own for validation, it gets a tenth of each class, not of test; `seed`
-    decides which.
-    """
-    classes, held_out = class_names(files), set[str]()
-    for name in () if any(file.split == "validation" for file in files) else classes:
-        of_class = [file.name for file in files if file.label == name and file.split != "test"]
-        of_class.sort(key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
-        held_out.update(of_class[: min(math.ceil(len(of_class) / 10), len(of_class) - 1)])
-    counts = Counter[str]()
-    splits = ["validation" if f.name in held_out else f.split or "train" for f in files]
-    check_classes([str(file.label) for file in files], splits)
-    for done, (file, split) in enumerate(zip(files, splits, strict=True), start=1):
-        target = Path(out, split, str(file.label), Path(file.name).name)
-        if target.exists():
-            raise UserError(f"{file.name} has the same name as a file of its class; rename it")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.path, target)
-        counts[split] += 1
-        progress(done, len(files))
-    return {"classes": classes, "splits": dict(counts)}
 
 
 def _of_folder(root: Path) -> Iterator[SourceFile]:

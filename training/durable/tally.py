@@ -1,8 +1,8 @@
 """The time that making samples takes, by part, and counts of events. Standard library only.
 
-A workload's samples wrap their reads in `with timed("read"):` and call `count("replaced")` where
-something happens; loader workers send the sums along with each batch. The time of a nested `timed`
-counts only for the inner one.
+A workload's samples wrap their reads in `with Tally.timed("read"):` and call
+`Tally.count("replaced")` where something happens; loader workers send the sums along with each
+batch. The time of a nested `timed` counts only for the inner one.
 """
 
 import threading
@@ -28,6 +28,25 @@ class Tally:
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         for name, number in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + number
+
+    @staticmethod
+    def timed(part: _Part) -> "_Timed":
+        """Add the seconds spent inside, less those of nested `timed` blocks, to a part."""
+        return _Timed(part)
+
+    @staticmethod
+    def count(name: str, number: int = 1) -> None:
+        """Count what happened while samples were made, such as an image that was replaced."""
+        with _lock:
+            _tally.counts[name] = _tally.counts.get(name, 0) + number
+
+    @staticmethod
+    def taken() -> "Tally":
+        """Return this process's sums since the last call, and reset them."""
+        global _tally
+        with _lock:
+            tally, _tally = _tally, Tally()
+        return tally
 
 
 class _Open(threading.local):
@@ -62,22 +81,3 @@ class _Timed:
             inner[-1] += seconds
         with _lock:
             _tally.seconds[self._part] = _tally.seconds.get(self._part, 0.0) + own
-
-
-def timed(part: _Part) -> _Timed:
-    """Add the seconds spent inside, less those of nested `timed` blocks, to a part."""
-    return _Timed(part)
-
-
-def count(name: str, number: int = 1) -> None:
-    """Count what happened while samples were made, such as an image that was replaced."""
-    with _lock:
-        _tally.counts[name] = _tally.counts.get(name, 0) + number
-
-
-def taken() -> Tally:
-    """Return this process's sums since the last call, and reset them."""
-    global _tally
-    with _lock:
-        tally, _tally = _tally, Tally()
-    return tally

@@ -6,56 +6,53 @@ Rank 0 holds the run (training/durable/attempt/attempt.py); the others follow it
 import contextlib
 import gc
 import logging
-import queue
-import secrets
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from contract.errors import Exit, UserError
 from contract.source import source_sha256
-from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attempt
-from training.durable.attempt.context import AttemptContext, RankEnvironment, World
-from training.durable.attempt.ranks import OtherRanks, interpreters, meet
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import (
-    EXIT_FINISHED,
-    AttemptEndedError,
+from training.durable import (
+    AttemptContext,
     Divergence,
     GoBackError,
-    InterruptedRunError,
+    HeldRun,
+    LocalDataset,
+    RunConfig,
     RunFailedError,
-    UserError,
+    RunResult,
+    StepProfiler,
+    Supervisor,
+    World,
+    opened_dataset,
+    run_attempt,
 )
-from training.durable.record.lease import LeaseLostError
-from training.durable.record.metrics import SilentEvents, SilentMetrics
-from training.durable.record.run import RunConfig
-from training.durable.report.profiler import StepProfiler
-from training.durable.report.receipt import RunResult
-from training.durable.store.local_dataset import LocalDataset, facts_of
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.stages import StageSequence
 from training.numerics import code_fingerprint, configure, numerics_key
-from training.registry import module_of
+from training.registry import facts_of, module_of
 from training.settings import recorded
 
 _log = logging.getLogger(__name__)
 
 # The rooms of training/ whose code affects the weights.
-_ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
-# A connection breaks a moment before its process ends.
-_RANK_SECONDS = 1.0
-_LEASE_LOST = "lease-lost"  # the note of rank 0
+_ROOMS = ("artifacts", "durable/attempt", "durable/save", "engine", "workloads/expansion")
 
 
 def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended."""
     with (
         opened_dataset(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
-        _start_ranks(options, dataset.fingerprint, supervisor) as environment,
+        options.environment.meeting(
+            supervisor,
+            options.num_processes,
+            options.scratch,
+            {"dataset": dataset.fingerprint, "run": options.store.uri},
+            arguments=options.arguments,
+            start=options.start_rank,
+        ) as environment,
     ):
         _refuse_other_workload(options, resolved, dataset)
         config = resolved.config
@@ -78,7 +75,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
         job = _WorkloadJob(options, resolved, dataset, world, key)
         if world.leads:
             _say_what_is_there(options, resolved, dataset, device)
-        with _leaving(world), contextlib.closing(job):
+        with world.leaving(), contextlib.closing(job):
             return job.lead(supervisor) if world.leads else job.follow(supervisor)
 
 
@@ -167,7 +164,7 @@ class _WorkloadJob:
             return code
         assert record is not None
         self._train(self._context(supervisor, None), record, None)
-        return EXIT_FINISHED
+        return Exit.FINISHED
 
     def close(self) -> None:
         """Store the trace of the steps, if one was asked for."""
@@ -179,9 +176,7 @@ class _WorkloadJob:
         options = self._options
         return AttemptContext(
             store=options.store,
-            own_lease=run.lease if run else None,
-            metrics=run.metrics if run else SilentMetrics(),
-            events=run.events if run else SilentEvents(),
+            **(run.of_rank_0 if run else {}),
             supervisor=supervisor,
             interval=options.interval,
             retention=options.retention,
@@ -260,90 +255,3 @@ def _in_vain(divergence: Divergence, num_retries: int) -> str:
 def _text(value: float | None) -> str | None:
     """Return a number as text, since JSON has no NaN or infinity."""
     return None if value is None else str(value)
-
-
-@contextlib.contextmanager
-def _start_ranks(
-    options: RunOptions, dataset: str, supervisor: Supervisor
-) -> Iterator[RankEnvironment]:
-    """Yield this process's rank; a machine's first rank starts its others once all hosts have met.
-
-    `dataset` is the dataset's fingerprint, which must be the same on all hosts.
-    """
-    environment = options.environment
-    num_ranks = environment.ranks(options.num_processes)
-    if environment.world_size > 1 or num_ranks == 1:
-        yield environment
-        return
-    num_here = num_ranks // environment.num_hosts
-    lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def tell(why: str, grace_seconds: float = 0.0) -> None:
-        lost.put(why)
-        time.sleep(grace_seconds)
-        supervisor.last_resort.fail(why)
-
-    with contextlib.ExitStack() as stack:
-        rank, address = 0, ""
-        if environment.hosts is not None:
-            facts = {"ranks": num_here, "dataset": dataset, "run": options.store.uri}
-            meeting = meet(environment.hosts, facts, supervisor.wait_for_others)
-            stack.callback(meeting.close)
-            meeting.watch(tell)
-            rank, address = environment.hosts.number * num_here, meeting.address
-        else:
-            options.scratch.mkdir(parents=True, exist_ok=True)
-            file = options.scratch.absolute() / f"rendezvous-{secrets.token_hex(4)}"
-            stack.callback(file.unlink, missing_ok=True)
-            address = file.as_uri()
-        start = options.start_rank or interpreters(options.arguments, options.scratch)
-        siblings = OtherRanks(start, rank, num_here, num_ranks, address)
-        stack.callback(siblings.close)
-        supervisor.last_resort.when_failing = siblings.show_stacks
-        siblings.watch(tell)
-        stack.callback(supervisor.last_resort.stand_down)
-        with _naming_the_lost(lost):
-            yield replace(environment, rank=rank, world_size=num_ranks, rendezvous=address)
-
-
-@contextlib.contextmanager
-def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
-    """Name the lost rank or host where a collective's error names only a connection."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not _is_collective(error):
-            raise
-        try:
-            why = lost.get(timeout=_RANK_SECONDS)
-        except queue.Empty:
-            raise error from None
-        raise AttemptEndedError(f"{why}; the next attempt resumes from the last commit") from error
-
-
-@contextlib.contextmanager
-def _leaving(world: World) -> Iterator[None]:
-    """Let the other ranks wait for rank 0 where all end alike: torchrun ends all with one."""
-    try:
-        yield
-    except InterruptedRunError:
-        world.close()
-        raise
-    except LeaseLostError as error:
-        # Rank 0 may still delete what it had begun to save, and takes another rank's end for a
-        # loss; where it alone has found out, the others hear of it only as a broken connection.
-        if world.leads:
-            world.post(_LEASE_LOST, str(error))
-        else:
-            world.close()
-        raise
-    except RuntimeError as error:
-        if world.leads or not _is_collective(error) or (said := world.note(_LEASE_LOST)) is None:
-            raise
-        raise LeaseLostError(said) from error
-    world.close()
-
-
-def _is_collective(error: RuntimeError) -> bool:
-    """Whether this may be a collective's error, which names a connection but no reason."""
-    return type(error) is RuntimeError or isinstance(error, dist.DistError)

@@ -16,16 +16,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from contract.keys import artifact_prefix
+from contract.errors import UserError
+from contract.keys import EVALUATION, artifact_prefix
 from training.artifacts.prepare import INDEX, make_shard, open_artifact
-from training.durable.attempt.context import AttemptContext
-from training.durable.errors import RunFailedError, UserError
-from training.durable.record.run import OpenRun
-from training.durable.report.page import EVALUATION
-from training.durable.report.progress import ProgressBar
-from training.durable.save.resume import WEIGHTS, read_checkpoint
-from training.durable.save.weights import Weights, load_weights
-from training.durable.store.local_dataset import LocalDataset
+from training.durable import (
+    AttemptContext,
+    CheckpointContent,
+    LocalDataset,
+    OpenRun,
+    ProgressBar,
+    RunFailedError,
+    Weights,
+)
 from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner
 from training.engine.loader import Loader
@@ -234,7 +236,7 @@ def load_trained(
         elif stage.name == stage_name:
             model = stage.model(inputs)
             stage.numerics(model, inputs, {})
-            load_weights(model, weights, stage.name)
+            weights.load_into(model, stage.name)
             return TrainedStage(stage=stage, inputs=inputs, model=model.to(device).eval())
         else:
             prior = _prior(run, stage.name) or prior
@@ -259,11 +261,11 @@ def _prior(run: OpenRun, stage: str) -> Prior | None:
     end = run.head.end_of(stage)
     if end is None:
         return None
-    snapshot = read_checkpoint(run.store, end, WEIGHTS)
+    snapshot = CheckpointContent.read_weights(run.store, end)
     return Prior(
         stage=stage,
         step=end.step,
         model=snapshot.weights,
         metrics=snapshot.state["position"]["results"][stage],
-        optimizer=lambda: state_by_name(read_checkpoint(run.store, end, {OPTIMIZER})),
+        optimizer=lambda: state_by_name(CheckpointContent.read(run.store, end, {OPTIMIZER})),
     )

@@ -15,14 +15,17 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from contract.errors import UserError
 from contract.grammar import Interval
 from contract.trainer_options import RANKS
-from training.durable.attempt.attempt import AttemptOptions
-from training.durable.attempt.context import RankEnvironment
-from training.durable.attempt.ranks import StartRank
-from training.durable.errors import RunFailedError, UserError
-from training.durable.save.weights import load_weights, read_weights
-from training.durable.store.protocol import Store
+from training.durable import (
+    AttemptOptions,
+    RankEnvironment,
+    RunFailedError,
+    StartRank,
+    Store,
+    Weights,
+)
 from training.registry import resolve_config
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
@@ -104,7 +107,7 @@ class Origin:
 
 def origin_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origin:
     """Return the origin for a file's or run's weights: the stage they came from, else the first."""
-    weights = read_weights(uri)
+    weights = Weights.read(uri)
     names = [stage.name for stage in workload.stages(config) if isinstance(stage, Train)]
     stage = weights.about.get("stage", "")
     return Origin(
@@ -138,14 +141,14 @@ class _FromWeights(TrainProxy):
         """Load the weights after the stage's own start, which may read data or `prior`."""
         start = super().start(m, replace(i, is_given_weights=True))
         if not start.failures:
-            weights = read_weights(self._origin.uri)
+            weights = Weights.read(self._origin.uri)
             if weights.sha256 != self._origin.weights_sha256:
                 raise RunFailedError(
                     f"the weights at {self._origin.uri} are not those that this run started with; "
                     "start a new run"
                 )
             foreign = self._inner.from_foreign(m, weights.tensors)
-            load_weights(m, replace(weights, tensors=foreign or weights.tensors), self.name)
+            replace(weights, tensors=foreign or weights.tensors).load_into(m, self.name)
             _log.info(f"[{self.name}] starts with the weights of {self._origin.uri}")
         return start
 

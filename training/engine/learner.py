@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.durable.attempt.context import SHARES, World
-from training.durable.errors import RunFailedError, UserError
-from training.durable.save.layout import is_sharded as has_shards
-from training.durable.save.resume import CheckpointContent, ShardedContent, misfit
-from training.durable.save.state import LiveState
+from contract.errors import UserError
+from training.durable import (
+    CheckpointContent,
+    LiveState,
+    RunFailedError,
+    ShardedContent,
+    World,
+    misfit,
+)
+from training.durable import is_sharded as has_shards
 from training.engine.batches import MicroBatch
 from training.engine.compilation import compile_blocks
 from training.engine.optimizer import (
@@ -30,7 +35,7 @@ from training.engine.optimizer import (
     unflatten_state,
 )
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
-from training.engine.reduction import share_of, tree_sum
+from training.engine.reduction import SHARES, share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
     checked_optimizer,

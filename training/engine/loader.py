@@ -20,8 +20,7 @@ from multiprocessing.util import Finalize
 import numpy as np
 import torch
 
-from training.durable.errors import AttemptEndedError
-from training.durable.tally import Tally, taken, timed
+from training.durable import AttemptEndedError, Tally
 from training.engine.batches import Maker, MicroBatch, pinned
 from training.engine.loader_worker import Answer, BatchMemory, Task, header_bytes, read, work
 from training.settings import LoaderWorkers
@@ -83,10 +82,10 @@ class Loader:
         return batch
 
     def _made(self, maker: Maker, micro: MicroBatch) -> Batch:
-        taken()
-        with timed("make"):
+        Tally.taken()
+        with Tally.timed("make"):
             batch = maker.batch(micro)
-        self.tally.add(taken())
+        self.tally.add(Tally.taken())
         return batch
 
     def taken(self) -> Tally:

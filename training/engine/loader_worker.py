@@ -26,9 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.durable.errors import UserError
-from training.durable.save.memory import page_lock
-from training.durable.tally import Tally, taken, timed
+from contract.errors import UserError
+from training.durable import LocalMemory, Tally
 from training.engine.batches import Maker
 from training.stacking import ALIGNMENT, ItemLayout
 from training.workload import Batch
@@ -119,7 +118,7 @@ class BatchMemory:
         if unlock is not None:
             unlock()
         size = -(-len(array) // _LOCKED_IN) * _LOCKED_IN
-        unlock = page_lock(array.ctypes.data, size, self._device)
+        unlock = LocalMemory.page_lock(array.ctypes.data, size, self._device)
         self._is_lock_refused = unlock is None
         self._locked[slot] = (size, unlock)
 
@@ -259,10 +258,10 @@ def work(
         except BlockingIOError:
             continue  # another worker was faster
         try:
-            taken()
-            with timed("make"):
+            Tally.taken()
+            with Tally.timed("make"):
                 answer = _done(task, maker, memory)
-            answer = replace(answer, tally=taken())
+            answer = replace(answer, tally=Tally.taken())
         except BaseException as error:  # whatever the workload raises, the trainer raises it
             answer = Answer(task.number, error=_pickled(error))
         try:

@@ -13,20 +13,24 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 
-from training.durable.attempt.context import SHARES, AttemptContext
-from training.durable.attempt.supervisor import Work
-from training.durable.errors import InterruptedRunError, RunFailedError
-from training.durable.record.head import Position
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import CheckpointPolicy
-from training.durable.save.resume import CheckpointContent, ShardedContent
-from training.durable.save.state import LiveState
-from training.durable.tally import Tally
+from training.durable import (
+    AttemptContext,
+    CheckpointContent,
+    Checkpointer,
+    CheckpointPolicy,
+    InterruptedRunError,
+    LiveState,
+    Position,
+    RunFailedError,
+    ShardedContent,
+    Tally,
+    Work,
+)
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
-from training.engine.reduction import share_of, tree_sum
+from training.engine.reduction import SHARES, share_of, tree_sum
 from training.engine.stage_checks import samples_of
 from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
 from training.settings import schedule_factor

@@ -16,9 +16,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from training.durable.errors import UserError
-from training.durable.save.layout import is_sharded
-from training.durable.save.resume import CheckpointContent
+from contract.errors import UserError
+from training.durable import CheckpointContent, is_sharded
 from training.settings import Precision
 from training.workload import OptimizerState, Train
 

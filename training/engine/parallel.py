@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from training.durable.attempt.context import World
-from training.durable.errors import RunFailedError, UserError
+from contract.errors import UserError
+from training.durable import RunFailedError, World
 from training.engine.optimizer import names_by_id
 from training.engine.reduction import BucketLayout, Reduction, Turn, add, buckets, turns
 from training.engine.stage_checks import checked_loss

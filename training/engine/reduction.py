@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from contract.trainer_options import RANKS
-from training.durable.attempt.context import SHARES, World
+from training.durable import World
 from training.engine.batches import own_micro_batches
 from training.stacking import ALIGNMENT
 
+# The number of contiguous shares of a step's micro-batches.
+SHARES = 8
 # As in DDP: large enough for a network's speed, small enough to begin while backward runs.
 _BUCKET_BYTES = 25 * 2**20
 # Buckets on a GPU, each with memory for what it receives.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.settings import field_places
 from training.workload import (
     Inputs,

@@ -12,25 +12,22 @@ import torch
 from torch import Tensor
 
 from training.artifacts.prepare import ensure_artifact, open_artifact
-from training.durable.attempt.context import AttemptContext
-from training.durable.record.head import CheckpointEntry, Position
-from training.durable.record.run import DamagedCheckpointError, RunConfig, changed_parts
-from training.durable.report.receipt import RunResult
-from training.durable.save.checkpointer import Checkpointer
-from training.durable.save.policy import SPENT_SECONDS
-from training.durable.save.resume import (
-    WEIGHTS,
-    AnyContent,
+from training.durable import (
+    AttemptContext,
     CheckpointContent,
-    find_newest,
-    follow,
-    read_checkpoint,
-    share_snapshot,
+    CheckpointEntry,
+    Checkpointer,
+    DamagedCheckpointError,
+    LocalDataset,
+    Position,
+    Resume,
+    RunConfig,
+    RunResult,
+    ShardedContent,
+    Store,
+    StoreError,
+    export_final,
 )
-from training.durable.save.schedule import Schedule
-from training.durable.save.weights import export_final
-from training.durable.store.local_dataset import LocalDataset
-from training.durable.store.protocol import Store, StoreError
 from training.engine.job import ResolvedWorkload
 from training.engine.loop import StageLoop
 from training.engine.optimizer import OPTIMIZER, state_by_name
@@ -64,28 +61,22 @@ class StageSequence:
         self._verified: tuple[CheckpointEntry, CheckpointContent] | None = (
             None  # an end, read to resume
         )
-        self._snapshot: AnyContent | None = None  # until the stage that resumes from it has it
+        # Until the stage that resumes from it has it.
+        self._snapshot: CheckpointContent | ShardedContent | None = None
 
     def run(self) -> RunResult | None:
         """Resume from the newest valid checkpoint and train to the end; rank 0 has the result."""
         context = self._context
         if not context.world.leads:
             self._skipped_steps = context.world.share(())
-            self._snapshot = follow(context)
+            self._snapshot = Resume(context).follow()
             self._train(None, self._shared(None))
             return None
         self._skipped_steps = context.world.share(context.lease.head.skipped_steps)
         position = self._resume()
         context.lease.sweep()
         state = self._snapshot.state if self._snapshot else {}
-        spent = float(state.get(SPENT_SECONDS, 0.0))
-        schedule = Schedule(
-            context.interval,
-            position.best if position else {},
-            spent_seconds=spent,
-            interruptions=context.generation - 1,
-        )
-        checkpointer = Checkpointer(context, schedule, position)
+        checkpointer = Checkpointer(context, position, state)
         context.supervisor.last_resort.staged_copy = checkpointer
         with closing(checkpointer):
             position = self._train(checkpointer, self._shared(position))
@@ -93,7 +84,7 @@ class StageSequence:
 
     def _shared(self, position: Position | None) -> Position | None:
         """Share the position and the snapshot that rank 0 has found."""
-        position, self._snapshot = share_snapshot(self._context, position, self._snapshot)
+        position, self._snapshot = Resume(self._context).share(position, self._snapshot)
         return position
 
     def _train(self, checkpointer: Checkpointer | None, position: Position | None) -> Position:
@@ -158,7 +149,7 @@ class StageSequence:
 
     def _resume(self) -> Position | None:
         context = self._context
-        loaded, passed_over = find_newest(context, self._is_sharded, self._verify_beginning)
+        loaded, passed_over = Resume(context).find_newest(self._is_sharded, self._verify_beginning)
         position = Position.from_json(loaded.content.state["position"]) if loaded else None
         if position:
             changed = self._changed(position.numerics_changed)
@@ -193,7 +184,7 @@ class StageSequence:
 
     def _changed(self, before: Sequence[str]) -> tuple[str, ...]:
         """The parts of the numerics key that some attempt has changed so far."""
-        changed = changed_parts(self._run_config.numerics_key, self._context.numerics)
+        changed = self._run_config.changed_numerics(self._context.numerics)
         return tuple(sorted({*before, *changed}))
 
     def _inputs(self, position: Position | None) -> Inputs:
@@ -245,7 +236,7 @@ class StageSequence:
         if verified is not None and verified[0] == end:
             return verified
         try:
-            return end, read_checkpoint(self._store, end, WEIGHTS)
+            return end, CheckpointContent.read_weights(self._store, end)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(
                 f"the end of stage {end.stage!r}, {end.name}, is damaged: {error}"
@@ -318,7 +309,7 @@ def _accuracies(position: Position) -> dict[str, float]:
 def _read_optimizer(store: Store, end: CheckpointEntry) -> OptimizerState:
     """Read the optimizer's state; each rank that asks for it reads it alone."""
     with _explained():
-        return state_by_name(read_checkpoint(store, end, {OPTIMIZER}))
+        return state_by_name(CheckpointContent.read(store, end, {OPTIMIZER}))
 
 
 @contextmanager

@@ -14,10 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from training.durable.attempt.context import AttemptContext
-from training.durable.errors import DivergedError, Divergence
-from training.durable.record.head import Position
-from training.durable.report.progress import ProgressBar, readable
+from contract.readable import readable
+from training.durable import AttemptContext, DivergedError, Divergence, Position, ProgressBar
 from training.engine.batches import BatchPlan
 from training.engine.learner import StepResult
 from training.workload import Train

@@ -20,9 +20,8 @@ from pathlib import Path
 
 import torch
 
-from training.durable.errors import MachineError, UserError
-from training.durable.save.memory import data_bytes, free_bytes
-from training.durable.save.process_tree import living_below
+from contract.errors import UserError
+from training.durable import LocalMemory, MachineError
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class MachineCapacity:
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "MachineCapacity":
         """Measure this machine now."""
-        free = free_bytes()
+        free = LocalMemory.free_bytes()
         return cls(
             free_host_mib=None if free is None else free // _MEBIBYTE,
             vcpus=os.cpu_count() or 1,
@@ -198,7 +197,9 @@ class Reservations:
                 with suppress(OSError):
                     path.unlink()
             elif pid != os.getpid():
-                yield _Reservation(request=request, used_mib=_used_mib(pid))
+                yield _Reservation(
+                    request=request, used_mib=LocalMemory.used_bytes(pid) // _MEBIBYTE
+                )
 
     def _write(self, name: str, request: ResourceRequest) -> None:
         """Write this process's reservation atomically, and readable by every user."""
@@ -244,25 +245,6 @@ def _started(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _used_mib(pid: int) -> int:
-    """Memory of a run's processes that no other can get; what they share counts once."""
-    try:
-        used = _kib(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
-    except OSError:  # another user's: what its processes share is not known
-        with suppress(OSError):
-            return _kib(pid, "status", "RssAnon:", "RssShmem:") // 1024
-        return 0
-    for child in living_below(pid) - {pid}:
-        with suppress(OSError):  # it has just ended
-            used += _kib(child, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
-    return used // 1024
-
-
-def _kib(pid: int, file: str, *names: str) -> int:
-    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(names))
-
-
 _MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
@@ -299,7 +281,7 @@ def limit_memory(mib: int, device: torch.device) -> None:
     # torch imports this with the first optimizer, and the limit is not meant to cover code.
     importlib.import_module("torch._dynamo")
     # Private writable memory: files mapped for reading, such as datasets, do not count.
-    used = data_bytes()
+    used = LocalMemory.data_bytes()
     if used is None:
         raise UserError("--memory-limit-mib needs Linux or a GPU; omit it on this machine")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

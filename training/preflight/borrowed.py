@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 # Tried in this order for a config that names no architecture: the first that its family has.
 _TASKS = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")

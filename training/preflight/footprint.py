@@ -24,7 +24,7 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.engine.optimizer import autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
 from training.preflight.counting import Convolutions, KeptForBackward, LiveMemory

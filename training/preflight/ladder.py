@@ -21,10 +21,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
+from contract.errors import UserError
 from contract.keys import ADAPTATION
-from training.durable.errors import AttemptEndedError, RunFailedError, UserError
-from training.durable.record.head import read_head, read_json_record
-from training.durable.store.protocol import Store, Stored, put_unless_changed
+from training.durable import (
+    AttemptEndedError,
+    Head,
+    RunFailedError,
+    Store,
+    put_unless_changed,
+    read_json_record,
+)
 from training.engine.job import Restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
@@ -65,7 +71,7 @@ def resolve_adaptation(
 ) -> tuple[str, ...]:
     """Return the rungs of this run: from its adaptation.json, or else from trials."""
     found = store.get(ADAPTATION)
-    known = _parse(store, found, may_adapt=may_adapt) if found else None
+    known = _parse(store, found.data, may_adapt=may_adapt) if found else None
     if known is None:
         if not may_adapt:
             return ()
@@ -75,7 +81,7 @@ def resolve_adaptation(
             return trials[-1].rungs
         found = store.get(ADAPTATION)
         assert found is not None
-        known = _parse(store, found, may_adapt=False)
+        known = _parse(store, found.data, may_adapt=False)
         assert known is not None
     if known:
         _log.info(f"[memory] this run continues with: {', '.join(known)}")
@@ -93,16 +99,16 @@ def _adaptation(request: TrialRequest, trials: Sequence[_Trial]) -> bytes:
     return json.dumps(record, indent=1).encode()
 
 
-def _parse(store: Store, found: Stored, *, may_adapt: bool) -> tuple[str, ...] | None:
+def _parse(store: Store, data: bytes, *, may_adapt: bool) -> tuple[str, ...] | None:
     """Return the rungs; None if they are damaged, unused so far, and may be measured again.
 
     Once there is a checkpoint, rungs other than those it was trained with would change the run.
     """
     try:
         where = f"{store.uri}/{ADAPTATION}"
-        return read_json_record(where, found.data, _FORMAT, lambda record: tuple(record["rungs"]))
+        return read_json_record(where, data, _FORMAT, lambda record: tuple(record["rungs"]))
     except UserError as error:
-        head = read_head(store)
+        head = Head.read(store)
         if not may_adapt or (head is not None and head.checkpoints):
             raise
         _log.warning(f"[memory] {error}; no checkpoint was made with it: measuring again")

@@ -1,34 +1,21 @@
 """The checks before an attempt starts: workload, origin, memory, machine.
 
-Their results are in the run (config.json, adaptation.json) from its first attempt on. `--extend-to`
-makes a new run from a finished one, because finished is final: its receipt was read, its fleet is
-gone. The new run's head is created with copies of the old one's last checkpoints, and a normal
-resume does the rest. From there the learning rate follows the schedule of the longer training.
+Their results are in the run (config.json, adaptation.json) from its first attempt on.
 """
 
-import json
 import logging
-import secrets
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from contract.errors import UserError
 from contract.grammar import parse_span
-from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
-from training.durable.errors import UserError
-from training.durable.record.head import CheckpointEntry, Head, read_head, write_head
-from training.durable.record.run import OpenRun, RunConfig, read_run_config
-from training.durable.save.state import STATE
-from training.durable.save.weights import open_trained
-from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import parse_manifest
-from training.durable.store.protocol import PreconditionFailedError, Store
-from training.durable.store.transfer import put_text
+from contract.keys import CHECKPOINTS, CONFIG
+from training.durable import Extension, Head, OpenRun, RunConfig, Store, StoredDataset, open_store
 from training.engine.job import (
     Origin,
     ResolvedWorkload,
@@ -78,7 +65,7 @@ def preflight(options: RunOptions) -> _Preflight:
     wrong = problems(workload)
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
-    record = read_run_config(options.store)
+    record = RunConfig.read(options.store)
     meta = _meta(options.dataset_uri) if record is None else None
     overrides_of_data = _fitted(workload, options, meta) if record is None else record.fitted
     overrides = {**overrides_of_data, **options.overrides}
@@ -130,11 +117,8 @@ def _meta(dataset_uri: str) -> Mapping[str, Any] | None:
 
     None without a manifest, as when a sync has just begun: then stages refuse as they start.
     """
-    found = open_store(dataset_uri).get(MANIFEST)
-    if found is None:
-        return None
-    meta: Mapping[str, Any] = parse_manifest(found.data, dataset_uri)["meta"]
-    return meta
+    manifest = StoredDataset(open_store(dataset_uri)).manifest
+    return manifest["meta"] if manifest else None
 
 
 def _fitted(
@@ -178,8 +162,8 @@ def resource_request(
     """Return what a run needs from its machine."""
     data = 0
     if implements(workload, Workload.data_bytes_in_memory):
-        found = open_store(dataset_uri).get(MANIFEST)
-        files = parse_manifest(found.data, dataset_uri)["files"] if found else []
+        manifest = StoredDataset(open_store(dataset_uri)).manifest
+        files = manifest["files"] if manifest else []
         data = workload.data_bytes_in_memory(config, sum(file["bytes"] for file in files))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     workers = [
@@ -231,15 +215,16 @@ def _resolve_origin(
         return None
     if not options.extend_to:
         return origin_from_weights(asked, workload, config)
-    old = open_trained(asked)
+    old = OpenRun.of_workload(asked)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
     if theirs != (options.workload, options.recipe, dict(options.overrides)):
         raise UserError(
             f"{old.store.uri} is a run of {theirs[0]}, recipe {theirs[1]}, with the overrides "
             f"{theirs[2] or '(none)'}; extend it with exactly these"
         )
-    origin = _extended(old, options.extend_to)
-    _create_extended(old, store, options.run_id, options.writer)
+    extension = Extension(old)
+    origin = _extended(extension, options.extend_to)
+    extension.begin(store, options.run_id, options.writer)
     return origin
 
 
@@ -250,7 +235,7 @@ def _place(uri: str) -> str:
 
 def _refuse_unfinished_copy(store: Store) -> None:
     """Refuse to begin a run among copies: its config.json would block the right command."""
-    head = read_head(store)
+    head = Head.read(store)
     is_begun = head is not None and head.generation > 0
     if not is_begun and store.folders(CHECKPOINTS):
         raise UserError(
@@ -260,13 +245,13 @@ def _refuse_unfinished_copy(store: Store) -> None:
         )
 
 
-def _extended(run: OpenRun, text: str) -> Origin:
+def _extended(old: Extension, text: str) -> Origin:
     """The origin that `--extend-to` asks for: `8epochs` or `4000steps` of the last Train stage."""
-    end = _end(run)
+    run, end = old.run, old.end
     span = parse_span(text)
     if span is None:
         raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
-    steps: int = _state(run.store, end)["position"]["stage_step"]
+    steps: int = old.state["position"]["stage_step"]
     if span.value <= (end.epoch if span.unit == "epochs" else steps):
         raise UserError(
             f"--extend-to {text}: the run {run.store.uri} has already trained stage {end.stage!r} "
@@ -280,84 +265,3 @@ def _extended(run: OpenRun, text: str) -> Origin:
         **{span.unit: span.value},
         dataset=run.record.dataset,
     )
-
-
-def _create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
-    """Create the head of the new run at `store`; no-op if it has one from the same end."""
-    end = _end(run)
-    entries = []
-    with tempfile.TemporaryDirectory(prefix="extend-") as folder:
-        for entry in run.head.checkpoints:
-            prefix = checkpoint_prefix(entry.name)
-            if entry == end:
-                # Never their state: another machine may have begun this run and written its own.
-                _copy(run.store, store, prefix, Path(folder), without=prefix + STATE)
-                entries.append(_reopened(run.store, store, entry))
-            elif entry.kind == "stage-end" and entry.stage != end.stage:
-                _copy(run.store, store, prefix, Path(folder))
-                entries.append(entry)
-        for key in _state(run.store, end)["position"]["artifacts"].values():
-            _copy(run.store, store, artifact_prefix(key), Path(folder))
-    head = Head(
-        run_id=run_id,
-        generation=0,
-        writer=writer,
-        nonce=secrets.token_hex(8),
-        state="released",
-        checkpoints=tuple(entries),
-    )
-    try:
-        write_head(store, head, None)
-    except PreconditionFailedError:
-        _refuse_other_start(store, head, run.store.uri)
-        return
-    # Copies from another extension that was killed: no takeover would sweep them.
-    for name in store.folders(CHECKPOINTS) - {entry.name for entry in entries}:
-        store.delete_below(checkpoint_prefix(name))
-    _log.info(f"[ok] {store.uri} starts from the end of {run.store.uri}, step {end.step}")
-
-
-def _refuse_other_start(store: Store, mine: Head, origin: str) -> None:
-    """Raise UserError unless the head was created by this attempt or an equal one."""
-    theirs = read_head(store)
-    if theirs is None or (theirs.generation == 0 and theirs.checkpoints != mine.checkpoints):
-        raise UserError(
-            f"the run {store.uri} does not start from the end of {origin}; extend the run that it "
-            "was begun for, or use another run URI"
-        )
-
-
-def _end(run: OpenRun) -> CheckpointEntry:
-    if run.head.state != "finished":
-        raise UserError(
-            f"the run {run.store.uri} is {run.head.state}; only a finished run can be extended"
-        )
-    return next(e for e in reversed(run.head.checkpoints) if e.kind == "stage-end")
-
-
-def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry:
-    """Turn the end of a stage into a boundary within it, by a new state.json in the new run."""
-    state = _state(old, entry)
-    position = state["position"]
-    position["has_ended"] = False
-    position["results"].pop(entry.stage)
-    mine = put_text(new, checkpoint_prefix(entry.name), STATE, json.dumps(state).encode())
-    files = tuple(mine if file.name == STATE else file for file in entry.files)
-    return replace(entry, kind="periodic", files=files)
-
-
-def _state(store: Store, entry: CheckpointEntry) -> Any:
-    found = store.get(checkpoint_prefix(entry.name) + STATE)
-    if found is None:
-        raise UserError(f"checkpoint {entry.name} of {store.uri} lacks its {STATE}")
-    return json.loads(found.data)
-
-
-def _copy(old: Store, new: Store, prefix: str, folder: Path, *, without: str = "") -> None:
-    """Copy the keys below the prefix; JSON indexes last, as they promise that the rest exists."""
-    keys = sorted(old.sizes(prefix).keys() - {without}, key=lambda key: key.endswith(".json"))
-    for key in keys:
-        path = folder / "file"
-        old.get_file(key, path)
-        new.put_file(key, path)
-        path.unlink()

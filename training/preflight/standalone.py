@@ -23,8 +23,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from training.durable.errors import UserError, name_known
+from contract.errors import UserError
 from training.preflight.borrowed import AdamW8bit
+from training.registry import name_known
 from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
 
 # (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.

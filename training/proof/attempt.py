@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
-from training.durable.attempt.context import RankEnvironment
-from training.durable.attempt.ranks import Hosts, RankProcess, StartRank, end_with_rank_0
-from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import exit_code_of
-from training.durable.report.progress import configure_logging
-from training.durable.save.state import HostCopies
-from training.durable.store.folder import open_store
+from training.durable import (
+    Checkpointer,
+    Hosts,
+    RankEnvironment,
+    StartRank,
+    Supervisor,
+    configure_logging,
+    exit_code_of,
+    open_store,
+)
 from training.engine.attempt import run_workload
 from training.engine.job import RunOptions, resolve_workload
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
@@ -151,7 +154,7 @@ def _command(path: Path) -> list[str]:
     return [sys.executable, "-m", "training.proof.attempt", str(path)]
 
 
-def _start_interpreter(path: Path, variables: Mapping[str, str]) -> RankProcess:
+def _start_interpreter(path: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **variables}
     return subprocess.Popen(_command(path), env=environment, stdin=subprocess.PIPE)
 
@@ -175,7 +178,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     if place is None:
         return 0
     if request.saving == "streamed":
-        HostCopies.spare_bytes = sys.maxsize
+        Checkpointer.stream_all()
     store = open_store(request.run_uri)
     options = RunOptions(
         workload=request.workload,
@@ -212,7 +215,7 @@ class _ForkedRanks:
         for rank in ranks:
             self._ranks[rank] = _ForkedRank(rank, act, self._ranks.values())
 
-    def start(self, variables: Mapping[str, str]) -> RankProcess:
+    def start(self, variables: Mapping[str, str]) -> "_ForkedRank":
         """Release the rank that these variables are for."""
         process = self._ranks[int(variables["RANK"])]
         # It may have been killed already, which `wait` will report.
@@ -273,7 +276,7 @@ def _place_of(request: AttemptRequest, rank: int) -> RankEnvironment | None:
         place = RankEnvironment.from_environment(_read_place())
         if not place.rank:
             return None
-    end_with_rank_0()
+    Supervisor.end_with_rank_0()
     return place
 
 

@@ -13,13 +13,9 @@ from torch import Tensor
 
 from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
 from contract.lineage import Line, generation_of, newest_by_step
+from contract.program import LOSSES
 from contract.samples import lineage_problems
-from training.durable.program.progress import LOSSES
-from training.durable.record.head import Head, read_head
-from training.durable.record.history import metrics_reader
-from training.durable.save.weights import weights_sha256
-from training.durable.store.protocol import Store
-from training.durable.store.transfer import receive
+from training.durable import Head, History, Store, Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +33,9 @@ class RunOutcome:
 
 def read_outcome(store: Store, scratch: Path) -> RunOutcome:
     """Read a finished run from its store."""
-    head = read_head(store)
+    head = Head.read(store)
     assert head is not None
-    lines = list(metrics_reader(store).new())
+    lines = list(History.line_reader(store).new())
     scratch.mkdir(parents=True, exist_ok=True)
     tensors = {}
     if store.sizes(FINAL.partition("/")[0] + "/").get(FINAL):
@@ -81,7 +77,7 @@ def differences(ours: RunOutcome, reference: RunOutcome) -> list[str]:
             found.append(f"the first tensor that differs is {name!r}{most}")
             break
     for what, outcome in (("the torture's", ours), ("the uninterrupted", reference)):
-        if weights_sha256(outcome.tensors) != outcome.head.weights_sha256:
+        if Weights(tensors=outcome.tensors, about={}).sha256 != outcome.head.weights_sha256:
             found.append(f"{what} run's final weights are not those that its head names")
     return found
 
@@ -91,7 +87,7 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
 
     `known` caches which keys are intact.
     """
-    head = read_head(store)
+    head = Head.read(store)
     if head is None:
         return []
     sizes = store.sizes(CHECKPOINTS)
@@ -102,7 +98,7 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
             if sizes.get(key) != file.bytes:
                 broken.append(f"the head names {key} of {file.bytes} bytes; found {sizes.get(key)}")
             elif key not in known:
-                known[key] = receive(store, key, file, lambda start, block: None)
+                known[key] = file.is_intact(store, key)
                 if not known[key]:
                     broken.append(f"the head names {key}, which does not match its SHA-256")
     return broken

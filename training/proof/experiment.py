@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from training.durable.errors import UserError
-from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import open_dataset, write_manifest
-from training.durable.store.protocol import Store
+from contract.errors import UserError
+from training.durable import LocalDataset, Store, open_store
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.compare import RunOutcome, read_outcome
 from training.proof.injector import Kill, send, send_signal
@@ -253,7 +251,7 @@ def refuse_started_cuda(workload: str) -> None:
 def made_dataset(given: str | None, workload: Workload[Any], count: int, folder: Path) -> Path:
     """Return the given folder, or a new one filled by the workload's own generator."""
     if given is not None:
-        open_dataset(Path(given))
+        LocalDataset.open(Path(given))
         return Path(given)
     folder.mkdir()
     reader, writer = os.pipe()
@@ -262,7 +260,7 @@ def made_dataset(given: str | None, workload: Workload[Any], count: int, folder:
         code = 1
         try:
             meta = workload.make_dataset(folder, count, _DATASET_SEED, lambda done, total: None)
-            write_manifest(folder, workload.name, meta)
+            LocalDataset.complete(folder, workload.name, meta)
             code = 0
         except UserError as error:
             os.write(writer, str(error).encode())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.engine.job import PrepareProxy, Restaged, TrainProxy
 from training.engine.stage_checks import checked_order, samples_of
 from training.proof.injector import Injector

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from contract.keys import CONFIG, HEAD, RECEIPT
-from training.durable.store.protocol import AnswerLostError, Store, StoreError, Upload
+from training.durable import AnswerLostError, Store, StoreError, Upload
 from training.proof.injector import Injector
 
 _log = logging.getLogger(__name__)

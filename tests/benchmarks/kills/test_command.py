@@ -10,7 +10,7 @@ import pytest
 from benchmarks.kills import command
 from benchmarks.kills.command import is_damaged, measure, table_line
 from benchmarks.kills.rows import ROWS, WAYS, Row
-from training.proof.check.player import EXITS, Exit, Lives
+from training.proof.check.player import EXITS, ExitKind, Lives
 from training.proof.check.reports import Account
 
 
@@ -43,7 +43,7 @@ def test_each_exit_is_played_until_it_has_its_kills(
 def test_a_line_says_which_exits_tore_and_what_is_beyond_the_bound() -> None:
     torn = Account(kills=2, torn=["a", "b"], lost=[1.0], lost_saves=[12.0])
     well = Account(kills=2, final="b", lost=[3.0])
-    cells: dict[Exit, list[Account]] = {"kill": [well], "notice": [torn], "shutdown": [well]}
+    cells: dict[ExitKind, list[Account]] = {"kill": [well], "notice": [torn], "shutdown": [well]}
     rows = {row.name: row for row in ROWS}
     line = table_line(rows["mapped"], "s3", [Account(final="a")] * 2, cells)
     assert (line["torn"], line["mismatched"]) == ("2 (notice)", "0")

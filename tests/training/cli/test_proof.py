@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import training
+from contract.errors import UserError
 from training.cli.proof import add_check, add_torture
-from training.durable.errors import UserError
 
 
 @pytest.mark.parametrize(

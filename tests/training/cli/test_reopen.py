@@ -10,7 +10,7 @@ from tests.training import tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
-from training.durable.record.history import read_history
+from training.durable.record.history import History
 from training.durable.record.lease import Lease, acquire
 from training.durable.store.folder import FolderStore
 
@@ -104,10 +104,10 @@ def test_two_machines_that_can_verify_no_checkpoint_start_over(failed: Run, whol
 
 def test_a_failed_attempt_is_over_when_it_failed(failed: Run) -> None:
     """And not when somebody reopens the run on the same machine."""
-    before = read_history(failed.store).attempts
+    before = History.read(failed.store).attempts
     assert main(["reopen", f"--run-uri={failed.uri}"]) == 0
     assert failed.events("reopened")
-    assert read_history(failed.store).attempts == before
+    assert History.read(failed.store).attempts == before
 
 
 def test_a_second_failure_has_its_own_receipt(failed: Run) -> None:

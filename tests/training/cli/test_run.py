@@ -19,9 +19,9 @@ from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
 from training.cli.main import main
 from training.durable.attempt.notice import Interruption
-from training.durable.record.head import mark_failed
 from training.durable.record.lease import acquire
-from training.durable.save.weights import weights_sha256
+from training.durable.record.reopening import mark_failed
+from training.durable.save.tensors.weights import weights_sha256
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from contract.errors import UserError
 from stacks.sagemaker.request import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import _read_job, _Trainer
-from training.durable.errors import UserError
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 

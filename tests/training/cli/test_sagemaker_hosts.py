@@ -17,7 +17,7 @@ import pytest
 from embedded_aws.job_network import JobNetwork, has_namespaces
 from embedded_aws.training_jobs import JobContainer, TrainingJob
 from tests.training.runs import WORKLOAD, KeptRun, Run
-from training.durable.record.head import read_head
+from training.durable.record.head import Head
 
 # Eight micro-batches a step, so that eight ranks have one each.
 _SMALL = {"micro_batch": "1", "batch_norm": "false"}
@@ -73,11 +73,11 @@ class _Trained(KeptRun):
 
     def committed(self) -> int:
         """The step of the last commit, 0 before there is one."""
-        head = read_head(self.store)
+        head = Head.read(self.store)
         return head.checkpoints[-1].step if head and head.checkpoints else 0
 
     def is_finished(self) -> bool:
-        head = read_head(self.store)
+        head = Head.read(self.store)
         return head is not None and head.state == "finished"
 
     def submit(self, stack: ExitStack, number: int, ranks: int) -> TrainingJob:

@@ -11,11 +11,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from contract.errors import UserError
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
 from training.cli.main import main
-from training.durable.errors import UserError
-from training.durable.save.weights import read_weights, weights_sha256
+from training.durable.save.tensors.weights import Weights, weights_sha256
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_predictions_with_a_format_of_their_own_are_one_list(
 def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
     assert main(["export", f"--run-uri={whole.uri}", f"--out={out}"]) == 0
-    assert read_weights(str(out)).sha256 == whole.head.weights_sha256
+    assert Weights.read(str(out)).sha256 == whole.head.weights_sha256
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_fails_for_a_file_that_holds_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"not at all")
     with pytest.raises(UserError, match="is not a safetensors file"):
-        read_weights(str(path))
+        Weights.read(str(path))
     with pytest.raises(UserError, match="does not exist"):
-        read_weights(str(tmp_path / "y.safetensors"))
+        Weights.read(str(tmp_path / "y.safetensors"))
     save_file({}, path)
     with pytest.raises(UserError, match="is a file, without checkpoints"):
-        read_weights(str(path), "newest")
+        Weights.read(str(path), "newest")
 
 
 def test_a_model_leaves_in_the_form_of_another_library(
@@ -172,7 +172,7 @@ def test_a_model_leaves_in_the_form_of_another_library(
     assert main([*command, "--format=timm"]) == 2
     assert "stage 'second' has no format 'timm'; " in capsys.readouterr().err and not out.exists()
     assert main([*command, "--format=dcp"]) == 0
-    weights = read_weights(whole.uri).tensors
+    weights = Weights.read(whole.uri).tensors
     found = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # one process is meant

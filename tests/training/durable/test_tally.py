@@ -6,7 +6,7 @@ import time
 import pytest
 
 from training.durable import tally
-from training.durable.tally import Tally, count, taken, timed
+from training.durable.tally import Tally
 
 
 @pytest.fixture(autouse=True)
@@ -14,49 +14,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that moves when it is told to."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    taken()
+    Tally.taken()
     return now
 
 
 def test_time_belongs_to_the_innermost_part(clock: list[float]) -> None:
-    with timed("make"):
+    with Tally.timed("make"):
         clock[0] += 1
-        with timed("read"):
+        with Tally.timed("read"):
             clock[0] += 2
-            with timed("sync"):
+            with Tally.timed("sync"):
                 clock[0] += 4
             clock[0] += 8
-        with timed("decode"):
+        with Tally.timed("decode"):
             clock[0] += 16
         clock[0] += 32
-    assert taken().seconds == {"sync": 4, "read": 10, "decode": 16, "make": 33}
-    assert taken() == Tally()
+    assert Tally.taken().seconds == {"sync": 4, "read": 10, "decode": 16, "make": 33}
+    assert Tally.taken() == Tally()
 
 
 def test_what_fails_took_its_time_too(clock: list[float]) -> None:
-    with timed("make"), pytest.raises(ValueError, match="no image"), timed("decode"):
+    with Tally.timed("make"), pytest.raises(ValueError, match="no image"), Tally.timed("decode"):
         clock[0] += 3
         raise ValueError("no image")
-    assert taken().seconds == {"decode": 3, "make": 0}
+    assert Tally.taken().seconds == {"decode": 3, "make": 0}
 
 
 def test_threads_add_up(clock: list[float]) -> None:
     both = threading.Barrier(2)
 
     def act() -> None:
-        with timed("decode"):
+        with Tally.timed("decode"):
             both.wait(60)
             with tally._lock:
                 clock[0] += 5
             both.wait(60)
-        count("replaced", 2)
+        Tally.count("replaced", 2)
 
     threads = [threading.Thread(target=act) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert taken() == Tally({"decode": 20}, {"replaced": 4})
+    assert Tally.taken() == Tally({"decode": 20}, {"replaced": 4})
 
 
 def test_tallies_add_up() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.durable.errors import UserError
 from training.engine.batches import BatchPlan, CompiledShapes
 from training.engine.job import TrainProxy
 from training.engine.step_log import _sample_digest

@@ -13,7 +13,7 @@ from tests.training import tiny
 from tests.training.hooks import at_rank, interrupt_at, notice
 from tests.training.runs import AVERAGED, Run, assert_equal
 from training.cli.tensorboard import _write_event_files
-from training.durable.record.history import read_history
+from training.durable.record.history import History
 from training.workload import Inputs
 
 NewRun = Callable[[str], Run]
@@ -70,7 +70,7 @@ def test_a_transient_nan_costs_only_the_steps_since_the_last_commit(
         capfd.readouterr().out
     )
     assert run.head.generation == 2
-    first, second = read_history(run.store).attempts
+    first, second = History.read(run.store).attempts
     assert (first.ended, second.ended) == ("diverged", "finished")
     assert first.num_repeated == (step - 1) % 12 % 3
 
@@ -101,7 +101,7 @@ def test_a_state_past_a_divergence_is_not_saved(run: Run, whole: Run) -> None:
     assert run.attempt("--usd-per-hour=2") == 0
     assert_equal(run, whole)
     assert min(line["step"] for line in run.lines("step") if line["generation"] == 2) == 4
-    assert [a.usd_per_hour for a in read_history(run.store).attempts] == [2, 2]
+    assert [a.usd_per_hour for a in History.read(run.store).attempts] == [2, 2]
 
 
 def test_weights_that_are_no_numbers_are_found_by_the_save(run: Run, new_run: NewRun) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.tensors.resume import CheckpointContent
 from training.engine.optimizer import MovingAverage
 from training.workload import Batch, Partial
 
@@ -61,7 +61,7 @@ def test_it_is_updated_every_so_many_steps_and_resumes_bit_for_bit(
     interrupted(runs[1])
     assert_equal(runs[1], runs[0])
     averages = {
-        entry.step: read_checkpoint(runs[0].store, entry).tensors["ema"]["1.running_mean"]
+        entry.step: CheckpointContent.read(runs[0].store, entry).tensors["ema"]["1.running_mean"]
         for entry in runs[0].head.checkpoints
         if entry.stage == "first"
     }

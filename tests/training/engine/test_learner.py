@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from contract.errors import UserError
 from tests.training.durable.attempt.processes import CPU
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyTrain, tiny_config
-from training.durable.attempt.context import RankEnvironment, World
-from training.durable.errors import UserError
-from training.durable.save.resume import CheckpointContent
+from training.durable.attempt.world import RankEnvironment, World
+from training.durable.save.tensors.resume import CheckpointContent
 from training.engine.batches import MicroBatch
 from training.engine.job import TrainProxy
 from training.engine.learner import Learner

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from contract.errors import UserError
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from tests.training.tiny import TinyTrain
-from training.durable.errors import UserError
 from training.settings import Milestones, Settings, schedule_factor
 
 

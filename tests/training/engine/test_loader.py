@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from contract.errors import Exit, UserError
 from tests.training.forked import in_fork
 from tests.training.hooks import HUNG_SECONDS, interrupt_at
 from tests.training.loading import (
@@ -28,8 +29,8 @@ from tests.training.loading import (
 )
 from tests.training.runs import Run, assert_equal, wait_for
 from training.durable.attempt.notice import Interruption
-from training.durable.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError, exit_code_of
-from training.durable.tally import count, timed
+from training.durable.errors import exit_code_of
+from training.durable.tally import Tally
 from training.engine import loader as engine_loader
 from training.engine.batches import Maker, MicroBatch
 from training.engine.loader import Loader, num_workers
@@ -159,13 +160,13 @@ def test_memory_is_used_again_as_soon_as_nothing_refers_to_it(samples: Any) -> N
 def test_what_samples_time_and_count_comes_with_their_batch(num_workers: int) -> None:
     class Timed(Stacked):
         def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
-            with timed("read"):
+            with Tally.timed("read"):
                 time.sleep(0.002)
             if index == 4:
-                count("replaced")
+                Tally.count("replaced")
             return super().get(index, epoch, rng)
 
-    count("replaced", 100)  # before the loader, so no sample's
+    Tally.count("replaced", 100)  # before the loader, so no sample's
     loader = Loader(Timed(), 7, MICRO_BATCHES, num_workers=num_workers, device=CPU)
     replaced = []
     for _ in MICRO_BATCHES:
@@ -210,7 +211,7 @@ def test_fails_in_a_sentence_when_a_worker_is_killed(
     def act() -> int:
         return len([loader.next() for _ in MICRO_BATCHES])
 
-    assert exit_code_of(act) == EXIT_FAILED
+    assert exit_code_of(act) == Exit.FAILED
     loader.close()
     said = capsys.readouterr().err
     assert re.match(r"error: loader worker \d+ was killed by SIGKILL, perhaps because", said)
@@ -354,7 +355,7 @@ def test_an_interrupted_run_with_workers_equals_the_whole_one_without(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     interrupt_at("first", 5, signal.SIGTERM)
-    assert run.attempt("--override=loader_workers=auto") == EXIT_INTERRUPTED
+    assert run.attempt("--override=loader_workers=auto") == Exit.INTERRUPTED
     assert multiprocessing.active_children() == []
     assert run.attempt("--override=loader_workers=1") == 0
     assert_equal(run, whole)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from contract.errors import UserError
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.durable.errors import UserError
-from training.durable.save.resume import CheckpointContent
+from training.durable.save.tensors.resume import CheckpointContent
 from training.engine.optimizer import (
     OPTIMIZER_NAMES,
     flatten_state,

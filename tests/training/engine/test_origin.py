@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from tests.training import hooks, tiny
 from tests.training.runs import Run
 from training.cli.main import main
-from training.durable.record.head import read_head
-from training.durable.save.resume import read_checkpoint
-from training.durable.save.weights import open_trained, read_weights
+from training.durable.record.head import Head
+from training.durable.record.run import OpenRun
+from training.durable.save.tensors.extension import Extension
+from training.durable.save.tensors.resume import CheckpointContent
+from training.durable.save.tensors.weights import Weights
 from training.durable.store.folder import FolderStore
-from training.preflight.preflight import _create_extended
 
 CONSTANT = "--override=schedule=constant"
 NewRun = Callable[[str], Run]
@@ -85,8 +86,8 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
 ) -> None:
     """Else the first, if the second is killed in its copy, has no valid checkpoint any more."""
     store = FolderStore(tmp_path / "ours")
-    _create_extended(open_trained(steady.uri), store, "ours", "i-1")
-    head = read_head(store)
+    Extension(OpenRun.of_workload(steady.uri)).begin(store, "ours", "i-1")
+    head = Head.read(store)
     assert head is not None
     copied = list[str]()
     put_file = FolderStore.put_file
@@ -95,10 +96,10 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
         put_file(self, key, path)
         copied.append(key)
         for entry in head.checkpoints:
-            read_checkpoint(store, entry)
+            CheckpointContent.read(store, entry)
 
     monkeypatch.setattr(FolderStore, "put_file", put_and_read)
-    _create_extended(open_trained(steady.uri), store, "ours", "i-2")
+    Extension(OpenRun.of_workload(steady.uri)).begin(store, "ours", "i-2")
     assert copied
 
 
@@ -106,7 +107,7 @@ def test_fails_to_extend_where_another_run_is_being_extended(
     steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    _create_extended(open_trained(whole.uri), ours.store, "ours", "i-1")
+    Extension(OpenRun.of_workload(whole.uri)).begin(ours.store, "ours", "i-1")
     ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
     assert ours.attempt() == 2
     assert f"does not start from the end of {steady.uri}" in capsys.readouterr().err
@@ -120,8 +121,8 @@ def test_what_another_extension_has_copied_is_deleted(
     store = FolderStore(tmp_path / "ours")
     other = whole.head.checkpoints[-1].name
     store.put(f"checkpoints/{other}/state.json", b"{}")
-    _create_extended(open_trained(steady.uri), store, "ours", "i-1")
-    head = read_head(store)
+    Extension(OpenRun.of_workload(steady.uri)).begin(store, "ours", "i-1")
+    head = Head.read(store)
     assert head is not None
     assert store.folders("checkpoints/") == {entry.name for entry in head.checkpoints}
 
@@ -132,7 +133,7 @@ def test_a_run_begins_with_the_weights_of_another(
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
     ours.options = [f"--init-from={whole.uri}", "--override=learning_rate=0"]
     assert ours.attempt() == 0
-    theirs, mine = read_weights(whole.uri).tensors, read_weights(ours.uri).tensors
+    theirs, mine = Weights.read(whole.uri).tensors, Weights.read(ours.uri).tensors
     # Without learning only the statistics of BatchNorm move.
     for name, tensor in theirs.items():
         assert torch.equal(tensor, mine[name]) or "running" in name or "tracked" in name, name
@@ -144,7 +145,7 @@ def test_weights_of_a_file_that_does_not_say_its_stage_go_into_the_first(
     dataset: Path, tmp_path: Path, whole: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.safetensors"
-    save_file(dict(read_weights(whole.uri, "24").tensors), path)
+    save_file(dict(Weights.read(whole.uri, "24").tensors), path)
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
     ours.options = [f"--init-from={path}"]
     assert ours.attempt() == 2

@@ -5,9 +5,9 @@ import signal
 import pytest
 import torch
 
+from contract.errors import Exit
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
-from training.durable.errors import EXIT_INTERRUPTED
 from training.engine.step_log import DeviceTime, StepTime, TimesSoFar
 
 
@@ -35,7 +35,7 @@ def test_a_finished_run_says_what_it_was_bound_by(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt_at("second", 3, signal.SIGTERM)
-    assert run.attempt("--override=loader_workers=1") == EXIT_INTERRUPTED
+    assert run.attempt("--override=loader_workers=1") == Exit.INTERRUPTED
     assert run.attempt() == 0
     receipt = run.json("receipt.json")
     steps = run.lineage().values()

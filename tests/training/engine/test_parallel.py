@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from contract.errors import UserError
 from tests.training.durable.attempt.processes import CPU, on_ranks
 from tests.training.tiny import TinyTrain, tiny_config
-from training.durable.attempt.context import RankEnvironment, World
-from training.durable.errors import RunFailedError, UserError
+from training.durable.attempt.world import RankEnvironment, World
+from training.durable.errors import RunFailedError
 from training.engine.batches import own_micro_batches
 from training.engine.parallel import Parallel, is_sharded, parallel
 from training.workload import Loss, Settings, Train

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from contract.trainer_options import RANKS
 from tests.training.durable.attempt.processes import on_ranks
-from training.durable.attempt.context import SHARES, World
+from training.durable.attempt.world import World
 from training.engine import reduction
 from training.engine.batches import own_micro_batches
 from training.engine.reduction import (
+    SHARES,
     BucketLayout,
     Reduction,
     _most_set_aside,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from contract.errors import UserError
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.engine import stage_checks
 from training.workload import Loss, Partial, Samples, Start, Train
 

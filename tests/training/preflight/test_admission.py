@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from contract.errors import UserError
 from contract.keys import MANIFEST
 from contract.sweep import Sweep
 from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run, wait_for
 from tests.training.tiny import Tiny
 from training.cli.main import main
-from training.durable.errors import MachineError, UserError
+from training.durable.errors import MachineError
 from training.engine.job import WorkloadProxy
 from training.preflight.admission import (
     MachineCapacity,
@@ -159,9 +160,9 @@ def test_the_memory_of_a_run_is_that_of_all_its_processes_once(tmp_path: Path) -
     code = (
         "import os, time, sys\n"
         "from pathlib import Path\n"
-        "from training.preflight import admission\n"
+        "from training.durable.save.tensors.memory import LocalMemory\n"
         "from training.preflight.admission import *\n"
-        "print(admission._used_mib(os.getpid()), flush=True)\n"
+        "print(LocalMemory.used_bytes(os.getpid()) >> 20, flush=True)\n"
         "shared = b'x' * (60 << 20)\n"
         "for number in range(2):\n"
         "    if os.fork() == 0:\n"

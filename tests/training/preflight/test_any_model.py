@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from contract.errors import UserError
 from tests.training.forked import in_fork
 from training.cli import measure
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.preflight.borrowed import HuggingFace
 from training.preflight.footprint import _StepFootprint, measure_step
 from training.preflight.standalone import _STANDS_IN, ModelStage, load_function

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
+from contract.errors import UserError
 from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.durable.attempt.context import RankEnvironment, World
-from training.durable.errors import UserError
+from training.durable.attempt.world import RankEnvironment, World
 from training.engine.parallel import parallel
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
 from training.workload import Batch, Inputs, Loss, Probe, Settings, Train

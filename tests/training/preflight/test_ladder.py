@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training.big import BIG, BigConfig
 from tests.training.forked import Done, command, in_fork
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
-from training.durable.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError
 from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
-from training.durable.save.memory import data_bytes
+from training.durable.save.tensors.memory import LocalMemory
 from training.durable.store.folder import FolderStore
 from training.engine.stage_checks import problems
 from training.preflight import ladder
@@ -64,8 +65,8 @@ def use_up_freed_memory() -> None:
     malloc = ctypes.CDLL(None).malloc
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     for size in (2**22, 2**20, 2**18):
-        used = data_bytes()
-        while data_bytes() == used:
+        used = LocalMemory.data_bytes()
+        while LocalMemory.data_bytes() == used:
             malloc(size)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from contract.grammar import parse_interval
 from tests.training.runs import WORKLOAD, Run
-from training.durable.attempt.context import RankEnvironment
+from training.durable.attempt.world import RankEnvironment
 from training.engine.job import RunOptions
 from training.preflight.admission import is_out_of_memory, limit_memory
 from training.preflight.preflight import preflight

@@ -16,25 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from contract.errors import Exit, UserError
 from training.durable.attempt.supervisor import Supervisor, Watchdog
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_MACHINE,
-    EXIT_USER,
-    MachineError,
-    RunFailedError,
-    UserError,
-)
-from training.durable.record.head import KEEP_NEWEST, Head, Retention, with_way_back
+from training.durable.errors import MachineError, RunFailedError
+from training.durable.record.head import KEEP_NEWEST, Head, Retention
 from training.durable.record.lease import Lease, LeaseLostError
 from training.durable.record.metrics import Events, Metrics
+from training.durable.record.reopening import with_way_back
 from training.durable.record.run import RunConfig, ensure_run_config, now_utc
 from training.durable.report.progress import FileProgressBar
 from training.durable.report.receipt import RunResult, conclude, write_receipt
-from training.durable.store.dataset import read_manifest
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset, is_syncing, open_dataset
+from training.durable.store.local_dataset import LocalDataset, is_syncing
 from training.durable.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -109,6 +103,11 @@ class HeldRun:
         """This attempt's number, from 1."""
         return self.lease.head.generation
 
+    @property
+    def of_rank_0(self) -> dict[str, Any]:
+        """What rank 0 alone has of an `AttemptContext`, by field."""
+        return {"own_lease": self.lease, "metrics": self.metrics, "events": self.events}
+
     def begin(self) -> None:
         """Report the take-over, and keep renewing the lease."""
         self._tell_take_over()
@@ -175,16 +174,16 @@ def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> i
     with run.ending():
         run.begin()
         run.finish(job.train(run))
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _report_ended(uri: str, head: Head) -> int:
     """Print that a run has already ended; return the exit code."""
     if head.state == "finished":
         _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256 or "none")
-        return EXIT_FINISHED
+        return Exit.FINISHED
     _log.error("[failed] %s has failed: %s", uri, head.reason)
-    return EXIT_FAILED
+    return Exit.FAILED
 
 
 _POLL_SECONDS = 0.1
@@ -214,7 +213,7 @@ def opened_dataset(uri: str, scratch: Path, watchdog: Watchdog) -> Iterator[Loca
                 if time.monotonic() - began > _QUIET_SECONDS:
                     show(done, total, size)
 
-            dataset = open_dataset(
+            dataset = LocalDataset.open(
                 folder,
                 progress=report,
                 waiting=watchdog.beat,
@@ -228,7 +227,7 @@ def opened_dataset(uri: str, scratch: Path, watchdog: Watchdog) -> Iterator[Loca
 @contextlib.contextmanager
 def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
     """Start the sync into `folder`; stop it when the attempt ends."""
-    read_manifest(open_store(uri))  # reports here what is missing or forbidden
+    StoredDataset(open_store(uri)).require()  # reports here what is missing or forbidden
     command = [sys.executable, "-m", "training", "data", "sync"]
     # A session of its own: Ctrl-C is for the trainer, which saves and then stops the sync.
     sync = subprocess.Popen(
@@ -240,7 +239,7 @@ def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
             time.sleep(_POLL_SECONDS)
         if sync.returncode:
             # After anything else a restart may help.
-            kinds = {EXIT_USER: UserError, EXIT_MACHINE: MachineError}
+            kinds: dict[int, type[Exception]] = {Exit.USER: UserError, Exit.MACHINE: MachineError}
             raise kinds.get(sync.returncode, StoreError)(
                 f"the dataset {uri} could not be synced; see the lines above"
             )

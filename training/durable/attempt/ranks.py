@@ -11,7 +11,6 @@ C++ looks like a lost host; rank 0's watchdog finds a host that hangs. Imports n
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -24,22 +23,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, ClassVar, Protocol, TypeAlias
 
-from training.durable.errors import AttemptEndedError, UserError
+from contract.errors import UserError
+from training.durable.errors import AttemptEndedError
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # How long another rank may take to notice that rank 0 has exited, before it is killed.
 _EXIT_SECONDS = 5.0
-# Next to 7777, which SageMaker's own toolkit uses for torch.
-PORT = 7778
 _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 5.0
 # A machine that is gone, or cut off, answers no probe: it is lost 7 s after its last answer.
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
 # How long a host may take to end by itself after another one has ended in order.
 _GRACE_SECONDS = 5.0
-LATE = "did not come within"  # in the message of an attempt that waited for hosts in vain
 _LEFT, _FINISHED = b"l", b"f"
 _MOST_LINE_BYTES = 65536
 
@@ -118,25 +114,6 @@ class OtherRanks:
                 process.wait()
 
 
-def end_with_rank_0() -> None:
-    """In a rank started by rank 0, exit when rank 0 does, even during a call that hangs.
-
-    A process that is stopped, or hangs with the interpreter's lock, runs no thread to see the pipe
-    close; Linux kills it when the thread that started it, rank 0's main one, has ended.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def wait() -> None:
-        # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts if it
-        # cannot take that lock to close the stream at exit.
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-        os._exit(1)  # nothing reads this exit code
-
-    threading.Thread(target=wait, name="rank-0", daemon=True).start()
-
-
 def _variables(rank: int, local: int, num_ranks: int, rendezvous: str) -> Mapping[str, str]:
     return {
         "RANK": str(rank),
@@ -155,6 +132,9 @@ _Tell: TypeAlias = Callable[[str, float], None]
 class Hosts:
     """The hosts of an attempt by name, in an order that all of them know; the first one leads."""
 
+    # Next to 7777, which SageMaker's own toolkit uses for torch.
+    PORT: ClassVar[int] = 7778
+
     names: tuple[str, ...]
     own: str
     port: int = PORT  # on the first one
@@ -166,19 +146,19 @@ class Hosts:
         """This host's number, from 0."""
         return self.names.index(self.own)
 
-
-def parse_hosts(text: str) -> Hosts | None:
-    """Parse OWN@FIRST:PORT,SECOND,...; None if one machine trains alone."""
-    own, _, rest = text.partition("@")
-    first, *others = rest.split(",")
-    first, _, port = first.partition(":")
-    names = (first, *others)
-    if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
-        raise UserError(
-            f"{text!r} is not a list of hosts; pass this machine's name and then all, each once, "
-            "as in b@a,b"
-        )
-    return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
+    @classmethod
+    def parse(cls, text: str) -> "Hosts | None":
+        """Parse OWN@FIRST:PORT,SECOND,...; None if one machine trains alone."""
+        own, _, rest = text.partition("@")
+        first, *others = rest.split(",")
+        first, _, port = first.partition(":")
+        names = (first, *others)
+        if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
+            raise UserError(
+                f"{text!r} is not a list of hosts; pass this machine's name and then all, each "
+                "once, as in b@a,b"
+            )
+        return cls(names=names, own=own, port=int(port or cls.PORT)) if others else None
 
 
 class _Meeting:
@@ -317,8 +297,8 @@ def _join(
 
 def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:
     return AttemptEndedError(
-        f"host {', '.join(missing)} {LATE} {hosts.meeting_seconds:g} s; see its log, and whether a "
-        "security group lets the hosts reach each other"
+        f"host {', '.join(missing)} did not come within {hosts.meeting_seconds:g} s; see its log, "
+        "and whether a security group lets the hosts reach each other"
     )
 
 

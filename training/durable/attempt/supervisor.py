@@ -6,9 +6,11 @@ after a hang it exits with 1, without waiting for that call. Imports no torch.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -17,9 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
+from contract.errors import Exit
 from contract.notice import Policy
 from training.durable.attempt.notice import ExtraTime, Interruption, Notice
-from training.durable.errors import EXIT_FAILED, EXIT_INTERRUPTED, InterruptedRunError
+from training.durable.errors import InterruptedRunError
 from training.durable.record.head import Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
 from training.durable.store.protocol import Store, StoreError
@@ -31,10 +34,15 @@ _PING_SECONDS = 10.0
 # How long the thread may take to end the process properly, before faulthandler just exits.
 _DUMP_SECONDS = 30.0
 _STDERR = 2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Watchdog:
-    """Calls `when_hung` after `limit_seconds` without a report; 0: never."""
+    """Watches the main thread: calls `when_hung` after `limit_seconds` without a report; 0: never.
+
+    systemd watches it, by its pings, and so does faulthandler, which ends a process whose watchdog
+    can no longer run.
+    """
 
     def __init__(
         self,
@@ -196,7 +204,11 @@ class _StagedCopy(Protocol):
 
 
 class _LastResort:
-    """Watches one attempt. Whichever of it and the main thread ends it first does so alone."""
+    """Watches the clock of a notice: the main thread may be in a call that ends too late for it.
+
+    Whichever of it and the main thread ends the attempt first does so alone. Nobody watches it but
+    the machine's end, which costs the steps since the last commit.
+    """
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
@@ -235,7 +247,7 @@ class _LastResort:
             notice = self._interruption.notice
             if notice is not None:
                 self._end(notice)
-            self._release_and_exit(EXIT_FAILED)
+            self._release_and_exit(Exit.FAILED)
 
     def _watch(self, notice: Notice) -> None:
         threading.Thread(target=self._wait, args=(notice,), name="last_resort", daemon=True).start()
@@ -268,7 +280,7 @@ class _LastResort:
                 self.staged_copy.save_staged(notice)
             except RuntimeError as error:
                 print(f"[emergency] the staged copy was not saved: {error}", flush=True)
-        self._release_and_exit(EXIT_INTERRUPTED)
+        self._release_and_exit(Exit.INTERRUPTED)
 
     def _release_and_exit(self, code: int) -> NoReturn:
         if self.lease is not None:
@@ -281,7 +293,11 @@ class _LastResort:
 
 
 class Supervisor:
-    """Supervises one attempt, from before the first slow import to the end of the process."""
+    """Holds the guards of one attempt, from before the first slow import to the process's end.
+
+    It watches nothing by itself: the watchdog watches for silence, the last resort the time of a
+    notice, and systemd the process, which it starts again.
+    """
 
     def __init__(
         self,
@@ -339,6 +355,25 @@ class Supervisor:
         self.last_resort.follows = self.extra_time.follows = True
         # Rank 0 may work alone for a long time, and its watchdog covers all ranks.
         self.watchdog.close()
+
+    @staticmethod
+    def end_with_rank_0() -> None:
+        """In a rank started by rank 0, exit when rank 0 does, even during a call that hangs.
+
+        A process that is stopped, or hangs with the interpreter's lock, runs no thread to see the
+        pipe close; Linux kills it when the thread that started it, rank 0's main one, has ended.
+        """
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        def wait() -> None:
+            # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts
+            # if it cannot take that lock to close the stream at exit.
+            while os.read(sys.stdin.fileno(), 1):
+                pass
+            os._exit(1)  # nothing reads this exit code
+
+        threading.Thread(target=wait, name="rank-0", daemon=True).start()
 
     def close(self) -> None:
         """Stop supervising: the process ends by itself."""

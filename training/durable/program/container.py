@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract.errors import UserError
 from contract.program import Program
 from training.durable.attempt.ranks import Hosts
-from training.durable.errors import MachineError, UserError
+from training.durable.errors import MachineError
 from training.durable.store.folder import write_whole
 
 SAGEMAKER_ROOT = Path("/opt/ml")

@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
+from contract.errors import Exit, UserError
 from contract.keys import MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
@@ -22,14 +22,14 @@ from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attemp
 from training.durable.attempt.notice import Notice
 from training.durable.attempt.ranks import meet
 from training.durable.attempt.supervisor import Supervisor, Watchdog
-from training.durable.errors import EXIT_FINISHED, AttemptEndedError, InterruptedRunError, UserError
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import ContainerHost, claimed
 from training.durable.program.options import ProgramOptions, build_command
 from training.durable.program.process import ProgramProcess
 from training.durable.program.watch import ProgramWatch
 from training.durable.record.run import RunConfig
 from training.durable.report.receipt import RunResult
-from training.durable.save.mirror import restore_as
+from training.durable.save.snapshots.mirror import restore_as
 from training.durable.store.local_dataset import ARRIVING
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class _ProgramJob:
             workload=WORKLOAD,
             recipe=WORKLOAD,
             overrides={},
-            config=identity(self._options, self._source_sha256),
+            config=self._options.identity(self._source_sha256),
             dataset=self._fingerprint,
             numerics_key={},
         )
@@ -113,7 +113,7 @@ class _ProgramJob:
                         raise InterruptedRunError(notice.cause)
             if process.exit_code:
                 raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
-        return EXIT_FINISHED
+        return Exit.FINISHED
 
     @contextlib.contextmanager
     def _process(self, variables: Mapping[str, str], output: int) -> Iterator[ProgramProcess]:
@@ -165,17 +165,6 @@ def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> N
     process.signal(number)
     while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
         pass
-
-
-def identity(options: ProgramOptions, source: str) -> dict[str, Any]:
-    """The `config` of config.json; `source` is the checksum of the source folder."""
-    program = options.program
-    return {
-        **asdict(program),
-        "channels": list(program.channels),
-        "metric_definitions": [list(pair) for pair in program.metric_definitions],
-        "source_sha256": source,
-    }
 
 
 def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:

@@ -1,10 +1,11 @@
-"""Keeps a program's processes together, as a container's first process does: run by process.py.
+"""Watches a program's processes, as a container's first process does: run by process.py.
 
     python -I -S keeper.py SOCKET_FD WORD...
 
 It starts the program in its own session, adopts orphans of the program's processes, and kills
-all of them once the program or its own parent has ended, for whatever reason. It imports nothing of
-this project, so it starts in milliseconds; it writes only to its socket.
+all of them once the program or its own parent has ended, for whatever reason. Its parent watches
+it, by its socket, and if it is killed the kernel kills the program. It imports nothing of this
+project, so it starts in milliseconds; it writes only to that socket.
 """
 
 import contextlib

@@ -5,16 +5,22 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import training
+from contract.errors import UserError
 from contract.program import Program
 from contract.run_env import NAMES
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.ranks import Hosts
-from training.durable.errors import UserError
-from training.durable.program.container import Container, ContainerHost, command_arguments
+from training.durable.program.container import (
+    SAGEMAKER_ROOT,
+    Container,
+    ContainerHost,
+    command_arguments,
+)
 from training.durable.program.process import resolve_command
 
 # Where `from training.program import commit` is found.
@@ -38,6 +44,21 @@ class ProgramOptions(AttemptOptions):
     interpreter: str = ""  # wins over the program's
     instance_type: str = "local"
     hosts: Hosts | None = None  # that each run the program; the first one's checkpoints are kept
+
+    @staticmethod
+    def usual_root(scratch: Path) -> Path:
+        """SageMaker's folder if this machine has it, else one in `scratch`."""
+        return SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else scratch / "ml"
+
+    def identity(self, source: str) -> dict[str, Any]:
+        """The `config` of config.json; `source` is the checksum of the source folder."""
+        program = self.program
+        return {
+            **asdict(program),
+            "channels": list(program.channels),
+            "metric_definitions": [list(pair) for pair in program.metric_definitions],
+            "source_sha256": source,
+        }
 
     @property
     def container(self) -> Container:

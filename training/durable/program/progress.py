@@ -4,12 +4,11 @@ import math
 import time
 from collections.abc import Sequence
 
-from contract.program import WORKLOAD
+from contract.program import LOSSES, WORKLOAD
 from training.durable.program.event_file import MetricRow
 from training.durable.record.metrics import Metrics
 
 _RUNNING_SECONDS = 5.0
-LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 
 class ReportedProgress:

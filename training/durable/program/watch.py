@@ -1,14 +1,15 @@
-"""Watches a program from its start to its end: metrics, snapshots, notices and the outcome."""
+"""Watches a program from its start to its end: metrics, snapshots, notices, and why it failed."""
 
 import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,16 @@ from training.durable.attempt.attempt import HeldRun
 from training.durable.attempt.notice import Notice
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import Container
-from training.durable.program.failure import blamed_place, failure_reason
 from training.durable.program.log import ProgramLog
 from training.durable.program.metrics import MetricReader
 from training.durable.program.options import ProgramOptions
-from training.durable.program.process import ProgramProcess
+from training.durable.program.process import ProgramProcess, SharedMemory
 from training.durable.program.progress import ReportedProgress
-from training.durable.program.shared_memory import SharedMemory
-from training.durable.record.history import read_history
+from training.durable.record.history import History
 from training.durable.record.lease import Lease
 from training.durable.report.receipt import RunResult, interruption_facts
-from training.durable.save.mirror import Mirror
 from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import write_whole
 from training.durable.store.protocol import Store
 from training.durable.store.verified import sha256_of
@@ -45,7 +44,10 @@ _LOG_SECONDS = 30.0
 
 
 class ProgramWatch:
-    """The main thread's share of one attempt: its program, and the mirror of its checkpoints."""
+    """Watches a program and the mirror of its checkpoints, in the main thread of the attempt.
+
+    The watchdog watches it: each look is a report.
+    """
 
     def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
         container = options.container
@@ -205,7 +207,7 @@ class ProgramWatch:
             )
         digest = _digest_of_model(sums)
         run.metrics.flush()
-        history = read_history(run.store)
+        history = History.read(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
             weights_sha256=digest,
@@ -387,3 +389,63 @@ def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
                     # Neither keys nor reports can hold a name that is not text.
                     name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
                     yield f"{prefix}/{name}", path
+
+
+_REASON_BYTES = 1024  # as SageMaker reads output/failure
+_TRACEBACK = "Traceback (most recent call last)"
+# Its file, line, function and code; torchrun prefixes lines with a rank.
+_FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*)')
+_PATH = re.compile(r"[\w./-]+\w")
+# What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
+# what is found then.
+_READING = re.compile(
+    r"(?<!down)(?<!up)load(?!er)|(?<![a-z])read(?!y)|restore|resum|pickl|exists\(|is_?file\(|h5py|"
+    r"memmap|malformed|corrupt|\btorn\b",
+    re.I,
+)
+# The machine's errors, or those of another one; not parameters such as `network.0.weight`.
+_ELSEWHERE = re.compile(
+    r"(connect|network|memory|cuda|cudnn|nccl|permission)(?!\w*[._]\w)|timed? ?out|https?:|"
+    r"no space|writer failed|input/output|read-only|too many open|quota",
+    re.I,
+)
+_CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
+# It says that a process that it started has failed: torchrun, accelerate.
+_LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
+
+
+def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
+    """Return where the last traceback was reading the snapshot of these files; "" if it was not.
+
+    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU says
+    nothing about its files.
+
+    One whose error names a file of it has the same place as any other that does.
+    """
+    tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
+    last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
+    said, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
+    is_input = str(container.root / "input") in last
+    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(said):
+        return ""
+    names = {path.rpartition("/")[2] for path in _PATH.findall(said)}
+    is_named = any("." in (name := Path(path).name) and name in names for path in files)
+    if is_named or f"{container.checkpoints}/" in said:
+        return "a file of it is named"
+    if not _READING.search(_FRAME.sub(r"\3", last)):
+        return ""
+    return " ".join(f"{Path(name).name}:{line}" for name, line, _ in _FRAME.findall(last))
+
+
+def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:
+    """Return why the program failed, in one line: from output/failure, else its last line."""
+    ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+    text = last_line = tail[-1] if tail else ""
+    try:
+        with (container.output / "failure").open("rb") as stream:
+            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
+    except OSError:
+        pass
+    hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
+    said = " ".join(text.split())[:_REASON_BYTES]
+    return f"the program ended with {ended}{hint}" + (f": {said}" if said else "")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from contract.errors import UserError
 from contract.grammar import Span
 from contract.keys import CHECKPOINT_NAME, HEAD, WAITING
-from training.durable.errors import UserError
 from training.durable.store.protocol import (
     PreconditionFailedError,
     Store,
@@ -155,8 +155,6 @@ def read_json_record(
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
 # format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
 _FORMAT = 5
-# How often to try to mark a run failed between a holder's heartbeats.
-_MARKS = 60
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
 
@@ -197,6 +195,26 @@ class Head:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
+    def read(cls, store: Store) -> "Head | None":
+        """Return the run's current head, or None before the first attempt."""
+        return cls.find(store)[0]
+
+    @classmethod
+    def find(cls, store: Store) -> "tuple[Head | None, str | None]":
+        """Return the current head and its ETag; None and None before the first attempt."""
+        found = store.get(HEAD)
+        if found is None:
+            return None, None
+        return cls.from_bytes(found.data, f"{store.uri}/{HEAD}"), found.etag
+
+    def write(self, store: Store, etag: str | None) -> str:
+        """Write it if the head's ETag is `etag`; if refused or unanswered, its nonce decides."""
+        now = put_unless_changed(store, HEAD, self.to_bytes(), etag)
+        if now is None:
+            raise PreconditionFailedError(f"{store.uri}/{HEAD} has changed")
+        return now
+
+    @classmethod
     def from_bytes(cls, data: bytes, name: str = HEAD) -> "Head":
         """Parse what `to_bytes` wrote; errors call it `name`."""
         return read_json_record(name, data, _FORMAT, cls._from_record)
@@ -222,52 +240,6 @@ class Head:
         )
 
 
-def read_head(store: Store) -> Head | None:
-    """Return the current head, or None before the first attempt."""
-    return find_head(store)[0]
-
-
-def find_head(store: Store) -> tuple[Head | None, str | None]:
-    """Return the current head and its ETag; None and None before the first attempt."""
-    found = store.get(HEAD)
-    if found is None:
-        return None, None
-    return Head.from_bytes(found.data, f"{store.uri}/{HEAD}"), found.etag
-
-
-def write_head(store: Store, head: Head, etag: str | None) -> str:
-    """Write the head if its ETag is `etag`; if refused or unanswered, its own nonce decides."""
-    now = put_unless_changed(store, HEAD, head.to_bytes(), etag)
-    if now is None:
-        raise PreconditionFailedError(f"{store.uri}/{HEAD} has changed")
-    return now
-
-
-def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
-    """Mark a run failed without holding its lease; a finished run stays finished."""
-    for _ in range(_MARKS):
-        head, etag = find_head(store)
-        if head and head.is_ended:
-            return head
-        base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
-        failed = replace(base, nonce=new_nonce(), state="failed", reason=reason)
-        try:
-            write_head(store, failed, etag)
-        except PreconditionFailedError:
-            continue  # a heartbeat came in between
-        return failed
-    raise StoreError(f"{store.uri}/{HEAD} changes faster than it can be marked failed")
-
-
-def with_way_back(reason: str, uri: str) -> str:
-    """Return the reason of a failed run, with the command that reopens it."""
-    return f"{reason}; take it back with: python -m training reopen --run-uri {uri}"
-
-
-def new_nonce() -> str:
-    return secrets.token_hex(8)
-
-
 def say_waiting(store: Store, generation: int, writer: str) -> None:
     """Say that `writer` waits for the holder of this generation; a failure costs only seconds."""
     record = {"generation": generation, "writer": writer}
@@ -284,6 +256,10 @@ def is_waited_for(store: Store, generation: int) -> bool:
         return found is not None and json.loads(found.data)["generation"] == generation
     except (StoreError, ValueError, KeyError, TypeError):
         return False
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

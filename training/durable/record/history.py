@@ -156,6 +156,49 @@ class History:
     attempts: Sequence[AttemptSummary]
     passed_over: Sequence[str]  # damaged objects and lines
 
+    @classmethod
+    def read(cls, store: Store) -> "History":
+        """Read all metrics and events so far; pass over what is damaged, with a warning."""
+        reader, steps, others = cls.line_reader(store), _StepLines(), []
+        for line in reader.new():
+            if line["kind"] != "step":
+                others.append(line)
+                continue
+            try:
+                steps.add(line)
+            except (OverflowError, TypeError):
+                reader.passed_over.append(f"the damaged line of step {line['step']}")
+        lineage, computed = steps.split()
+        passed_over = reader.passed_over
+        events = sorted(_events(store, passed_over), key=lambda event: str(event["time"]))
+        for what in passed_over:
+            _log.warning(f"[history] passed over {what}")
+        attempts = _attempts(computed, events)
+        return cls(lines=others, steps=lineage, attempts=attempts, passed_over=passed_over)
+
+    @staticmethod
+    def line_reader(store: Store) -> LineReader:
+        """Return a reader of the run's metrics lines."""
+
+        def read(keys: Sequence[str]) -> Iterator[bytes | None]:
+            for found in get_each(store, keys):
+                yield found.data if found else None
+
+        return LineReader(lambda: store.sizes(METRICS), read)
+
+    @staticmethod
+    def event(data: bytes) -> Line | None:
+        """An event that has what its readers take for granted; None for a damaged one."""
+        try:
+            event = json.loads(data)
+            is_whole = _time(event).tzinfo and all(event[name] for name in ("name", "instance_id"))
+            needed = ["generation"] if event["name"] == "take-over" else []
+            integers = [event[name] for name in (*needed, *_EVENT_INTEGERS & event.keys())]
+        except (ValueError, KeyError, TypeError):
+            return None
+        is_typed = type(event["name"]) is str and all(type(each) is int for each in integers)
+        return event if is_whole and is_typed else None
+
     def evaluations(self) -> dict[str, list[Line]]:
         """Return stage -> its evaluations in order of steps, each once."""
         newest = newest_by_step(self.lines, "evaluation")
@@ -175,59 +218,12 @@ class History:
         return sum(attempt.repeated_seconds for attempt in self.attempts)
 
 
-def read_history(store: Store) -> History:
-    """Read all metrics and events of a run so far; pass over what is damaged, with a warning."""
-    reader, steps, others = metrics_reader(store), _StepLines(), []
-    for line in reader.new():
-        if line["kind"] != "step":
-            others.append(line)
-            continue
-        try:
-            steps.add(line)
-        except (OverflowError, TypeError):
-            reader.passed_over.append(f"the damaged line of step {line['step']}")
-    lineage, computed = steps.split()
-    passed_over = reader.passed_over
-    events = sorted(_events(store, passed_over), key=lambda event: str(event["time"]))
-    for what in passed_over:
-        _log.warning(f"[history] passed over {what}")
-    return History(
-        lines=others,
-        steps=lineage,
-        attempts=_attempts(computed, events),
-        passed_over=passed_over,
-    )
-
-
-def metrics_reader(store: Store) -> LineReader:
-    """Return a reader of the run's metrics lines."""
-
-    def read(keys: Sequence[str]) -> Iterator[bytes | None]:
-        for found in get_each(store, keys):
-            yield found.data if found else None
-
-    return LineReader(lambda: store.sizes(METRICS), read)
-
-
-def read_event(data: bytes) -> Line | None:
-    """An event that has what its readers take for granted; None for a damaged one."""
-    try:
-        event = json.loads(data)
-        is_whole = _time(event).tzinfo and all(event[name] for name in ("name", "instance_id"))
-        needed = ["generation"] if event["name"] == "take-over" else []
-        integers = [event[name] for name in (*needed, *_EVENT_INTEGERS & event.keys())]
-    except (ValueError, KeyError, TypeError):
-        return None
-    is_typed = type(event["name"]) is str and all(type(each) is int for each in integers)
-    return event if is_whole and is_typed else None
-
-
 def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
     keys = sorted(store.sizes(EVENTS))
     for key, found in zip(keys, get_each(store, keys), strict=True):
         if found is None:
             continue
-        if (event := read_event(found.data)) is None:
+        if (event := History.event(found.data)) is None:
             passed_over.append(f"{key}: damaged")
         else:
             yield event

@@ -11,24 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from contract.errors import Exit, UserError
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
-from training.durable.errors import (
-    EXIT_LEASE_LOST,
-    AttemptEndedError,
-    InterruptedRunError,
-    UserError,
-)
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
     Head,
     Retention,
     State,
-    find_head,
     new_nonce,
-    read_head,
     say_waiting,
-    write_head,
 )
 from training.durable.store.protocol import (
     PreconditionFailedError,
@@ -48,7 +41,7 @@ _WITNESSES = 2
 class LeaseLostError(AttemptEndedError):
     """Another writer has taken over the run; nothing more may be written."""
 
-    exit_code = EXIT_LEASE_LOST
+    exit_code = Exit.LEASE_LOST
 
 
 class Lease:
@@ -69,7 +62,7 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         try:
-            self._etag: str | None = write_head(store, head, etag)
+            self._etag: str | None = head.write(store, etag)
         except PreconditionFailedError as error:
             raise self._lose() from error
 
@@ -174,7 +167,7 @@ class Lease:
         while self.lost.is_set() and self._abandoned:
             name = self._abandoned.pop()
             with suppress(StoreError, UserError):
-                head = read_head(self._store)
+                head = Head.read(self._store)
                 if head is not None and all(entry.name != name for entry in head.checkpoints):
                     self._store.delete_below(checkpoint_prefix(name))
 
@@ -278,7 +271,7 @@ class Lease:
                     return before, before
                 after = replace(after, nonce=new_nonce())
                 try:
-                    self._etag = write_head(self._store, after, self._etag)
+                    self._etag = after.write(self._store, self._etag)
                 except PreconditionFailedError as error:
                     self._adopt(error)
                     continue  # the head was ours: an earlier write without a response
@@ -291,7 +284,7 @@ class Lease:
 
     def _adopt(self, error: PreconditionFailedError) -> None:
         """Continue from the current head if this lease wrote it; otherwise the lease is lost."""
-        head, etag = find_head(self._store)
+        head, etag = Head.find(self._store)
         if not head or head.nonce not in self._unanswered or head.is_ended:
             raise self._lose() from error
         self._head, self._etag = head, etag
@@ -314,7 +307,7 @@ def acquire(
     A candidate takes over at once if the head says released, else once its ETag has not changed for
     one TTL by this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
-    if read_head(store) is None and store.sizes(CHECKPOINTS) and read_head(store) is None:
+    if Head.read(store) is None and store.sizes(CHECKPOINTS) and Head.read(store) is None:
         # A new run would delete checkpoints that no head names.
         raise UserError(
             f"{store.uri} has checkpoints but no {HEAD}; restore its last version, "
@@ -324,7 +317,7 @@ def acquire(
     told_generation = 0
     since = time.monotonic()
     while True:
-        head, etag = find_head(store)
+        head, etag = Head.find(store)
         if head and head.is_ended:
             return head
         if head and etag != seen:

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from contract.errors import UserError
 from contract.keys import EVENTS, METRICS
 from contract.metrics import MetricsObject, merge, metrics_objects, small_key
-from training.durable.errors import UserError
 from training.durable.store.protocol import Store, StoreError, get_each
 
 _log = logging.getLogger(__name__)
@@ -246,6 +246,14 @@ class Events:
         sending.start()
         sending.join(_EVENT_SECONDS)
 
+    @staticmethod
+    def read(store: Store, name: str) -> list[dict[str, Any]]:
+        """Return the run's events of this name, oldest first; ValueError if one is damaged."""
+        keys = sorted(key for key in store.sizes(EVENTS) if key.endswith(f"-{name}.json"))
+        found = [json.loads(one.data) for one in map(store.get, keys) if one]
+        # `save-failed` ends as `failed` does.
+        return [event for event in found if event["name"] == name]
+
     def _send(self, name: str, key: str, data: bytes) -> None:
         try:
             self._store.put(key, data)
@@ -262,11 +270,3 @@ class SilentEvents(Events):
 
     def emit(self, name: str, status: str = "info", **fields: object) -> None:
         """No-op."""
-
-
-def read_events(store: Store, name: str) -> list[dict[str, Any]]:
-    """Return the run's events of this name, oldest first; ValueError if one is damaged."""
-    keys = sorted(key for key in store.sizes(EVENTS) if key.endswith(f"-{name}.json"))
-    found = [json.loads(one.data) for one in map(store.get, keys) if one]
-    # `save-failed` ends as `failed` does.
-    return [event for event in found if event["name"] == name]

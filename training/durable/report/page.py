@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from contract.keys import EVENTS, LOGS, RECEIPT, REPORT
+from contract.keys import EVALUATION, EVENTS, LOGS, RECEIPT, REPORT
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from training.durable.record.head import Head
-from training.durable.record.history import AttemptSummary, History, read_history
+from training.durable.record.history import AttemptSummary, History
 from training.durable.record.run import RunConfig
 from training.durable.store.protocol import (
     Store,
@@ -33,7 +33,6 @@ from training.durable.store.protocol import (
 
 _log = logging.getLogger(__name__)
 
-EVALUATION = "evaluation/"
 _PICTURES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
@@ -66,17 +65,18 @@ def write_report(
     usd_per_hour: float | None = None,
     *,
     first: Callable[[History], None] = lambda history: None,
-) -> History:
-    """Write the page into the run, but not over a newer one; return the history that it shows.
+) -> tuple[History, str]:
+    """Write the page into the run, but not over a newer one; return the history, and a summary.
 
     `first` is called with that history beforehand, for a receipt that the page shows.
     """
     before = store.get(REPORT)
-    history = read_history(store)
+    history = History.read(store)
     first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
-    verdict, _, more = summary(history, record, head, usd_per_hour).partition(". ")
+    summary = _summary(history, record, head, usd_per_hour)
+    verdict, _, more = summary.partition(". ")
     written = page(
         title=f"{record.run_id}: {record.workload} / {record.recipe}",
         verdict=f"{verdict}.",
@@ -93,10 +93,10 @@ def write_report(
     )
     if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
-    return history
+    return history, summary
 
 
-def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
+def _summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
     """Describe the run in a few sentences."""
     attempts = history.attempts
     lost, gaps = history.repeated_seconds, sum(history.gaps())

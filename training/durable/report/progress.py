@@ -7,8 +7,9 @@ A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
+
+from contract.readable import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -81,48 +82,6 @@ class FileProgressBar(ProgressBar):
         if self.is_due or done == total:
             speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
             self.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s", total)
-
-
-class RateBar(ProgressBar):
-    """Progress with the rate so far; the first call sets the number and what was done before."""
-
-    def __call__(self, done: int, total: int) -> None:
-        if not self._total:
-            self._first, self._began = done, time.monotonic()
-            self._begin(total)
-        elif self.is_due or done == total:
-            rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
-            self.show(done, f"{readable(rate)}/s" if done > self._first else "", total)
-
-
-def readable(rate: float) -> str:
-    """Format a rate for people: 1,234, 12 and 0.37."""
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for people: 12 s, 3 min 20 s, 5 h 7 min."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    return f"{total // 3600} h {total % 3600 // 60} min"
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format rows as lines with aligned columns, numbers to the right."""
-    names = list(rows[0]) if rows else []
-    columns = [[name, *(str(row[name]) for row in rows)] for name in names]
-    widths = [max(map(len, column)) for column in columns]
-    is_number = [all(isinstance(row[name], int | float) for row in rows) for name in names]
-    return [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, is_number, strict=True)
-        ).rstrip()
-        for line in zip(*columns, strict=True)
-    ]
 
 
 def _rich_progress() -> "RichProgress":

@@ -16,6 +16,7 @@ from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
 from training.durable.record.lease import Lease
 from training.durable.record.metrics import compact
+from training.durable.record.reopening import mark_failed, with_way_back
 from training.durable.record.run import RunConfig
 from training.durable.report.page import parse_receipt, write_report
 from training.durable.store.protocol import Store, put_unless_changed
@@ -60,6 +61,15 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     compact(store, head.generation)
     write_report(store, record, head, first=lambda history: _complete(store, record, head, history))
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
+
+
+def fail_run(store: Store, writer: str, reason: str) -> Head:
+    """Mark a run failed without holding its lease, with report and receipt; return its head."""
+    run_id = store.uri.rstrip("/").rpartition("/")[2]
+    head = mark_failed(store, run_id, writer, with_way_back(reason, store.uri))
+    if (record := RunConfig.read(store)) is not None:
+        conclude(store, record, head)
+    return head
 
 
 def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:

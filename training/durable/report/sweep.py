@@ -11,9 +11,9 @@ from typing import Any
 from contract.keys import REPORT, SWEEP
 from contract.report import Curve, chart, page, table
 from contract.sweep import Sweep, SweepRun
-from training.durable.record.head import Head, read_head
-from training.durable.record.history import History, read_history
-from training.durable.record.run import read_run_config
+from training.durable.record.head import Head
+from training.durable.record.history import History
+from training.durable.record.run import RunConfig
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 
@@ -30,7 +30,7 @@ class _SweptRun:
 
     @cached_property
     def history(self) -> History:
-        return read_history(self.store)
+        return History.read(self.store)
 
     @cached_property
     def evaluations(self) -> Sequence[Mapping[str, Any]]:
@@ -42,7 +42,7 @@ class _SweptRun:
         """A metric and its value: the best of `best_metric`, else the last of the first metric."""
         if self.head is None or not self.evaluations:
             return "", None
-        record = read_run_config(self.store)
+        record = RunConfig.read(self.store)
         config = dict(record.config) if record else {}
         settings = {**config.get("settings", {}), **config}
         last: Mapping[str, float] = self.evaluations[-1]["metrics"]
@@ -69,13 +69,22 @@ class SweptRuns:
     store: Store
     usd: Mapping[str, float | None] = field(default_factory=dict)  # run -> what it has cost
 
+    @classmethod
+    def at(cls, uri: str) -> "SweptRuns | None":
+        """Return the sweep whose runs are below `uri`; None if there is none."""
+        store = open_store(uri)
+        found = store.get(SWEEP)
+        if found is None:
+            return None
+        return cls(sweep=Sweep.from_bytes(found.data, f"{store.uri}/{SWEEP}"), store=store)
+
     @cached_property
     def runs(self) -> Sequence[_SweptRun]:
         """The runs in the order in which they were drawn."""
         found = []
         for run in self.sweep.runs:
             store = open_store(f"{self.store.uri}/{run.name}")
-            found.append(_SweptRun(run=run, store=store, head=read_head(store)))
+            found.append(_SweptRun(run=run, store=store, head=Head.read(store)))
         return found
 
     def write_report(self) -> str:
@@ -127,13 +136,3 @@ class SweptRuns:
                 x, y = [step for step, _ in known], [value for _, value in known]
                 curves.append(Curve(name=each.run.name, x=x, y=y))
             yield chart(curves, y_label=metric)
-
-
-def find_sweep(uri: str) -> SweptRuns | None:
-    """Return the sweep whose runs are below `uri`; None if there is none."""
-    store = open_store(uri)
-    found = store.get(SWEEP)
-    if found is None:
-        return None
-    sweep = Sweep.from_bytes(found.data, f"{store.uri}/{SWEEP}")
-    return SweptRuns(sweep=sweep, store=store)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from training.durable.record.head import CheckpointEntry, Head, Retention
 from training.durable.record.lease import Lease, LeaseLostError
@@ -42,41 +42,6 @@ class Cost:
     def seconds(self) -> float:
         """Seconds from the boundary to the commit."""
         return self.save_seconds + self.upload_seconds
-
-
-class StateSource:
-    """One process's part of the state at one moment: its tensors, or a folder.
-
-    Of the ranks of a sharded stage, only the first has an entry and sends in this way.
-    """
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that this process sends."""
-        raise NotImplementedError
-
-    def discard(self) -> None:
-        """Free what only sending needs, if anything; the save is over."""
-
-    def entry(self, head: Head) -> CheckpointEntry:
-        """Return the head's entry for it, without its files."""
-        raise NotImplementedError
-
-    def send(
-        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
-    ) -> tuple[FileEntry, ...] | None:
-        """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
-
-        None if nothing has changed since the last commit.
-        """
-        raise NotImplementedError
-
-    def facts(self) -> Mapping[str, Any]:
-        """Return what the event of its commit says besides step, kind and seconds."""
-        raise NotImplementedError
-
-
-_S = TypeVar("_S", bound=StateSource)
 
 
 class FailedSaves:
@@ -116,23 +81,16 @@ class FailedSaves:
         self.count = 0
 
 
-class Save(Generic[_S]):
-    """One save, in the thread of its caller or in one of its own.
+class Save:
+    """One process's part of the state at one moment, and the way of it to the store.
 
-    `publish` does it, and may raise; `settle`, which nothing waits for, is called once it is over
-    and before each retry. It is retried only if `failed` counts the saves that failed.
+    It runs in the thread of its caller or in one of its own, and is retried only if `failed` counts
+    the saves that failed. Of the ranks of a sharded stage, only the first has an entry.
     """
 
     def __init__(
-        self,
-        source: _S,
-        publish: Callable[["Save[_S]"], None],
-        settle: Callable[["Save[_S]"], None] = lambda save: None,
-        *,
-        failed: FailedSaves | None = None,
-        over: threading.Event | None = None,
+        self, *, failed: FailedSaves | None = None, over: threading.Event | None = None
     ) -> None:
-        self.source = source
         self.error: BaseException | None = None
         self.cost: Cost | None = None  # once it is committed
         self.entry: CheckpointEntry | None = None  # of the last try
@@ -140,10 +98,8 @@ class Save(Generic[_S]):
         self.blocked_seconds = 0.0
         self.began = time.monotonic()
         self.progress = TransferProgress()
-        self._publish = publish
-        self._settle = settle
         self._failed = failed
-        self.earlier: Save[_S] | None = None  # published first, unless it is over
+        self.earlier: Save | None = None  # published first, unless it is over
         self._lock = threading.Lock()
         self._has_begun = False
         self._is_waiting = False  # for the time to try again
@@ -151,6 +107,36 @@ class Save(Generic[_S]):
         self._hurry = threading.Event()
         self._until = 0.0
         self.over = over or threading.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that this process sends."""
+        raise NotImplementedError
+
+    def entry_after(self, head: Head) -> CheckpointEntry:
+        """Return the head's entry for it, without its files."""
+        raise NotImplementedError
+
+    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
+        """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
+
+        None if nothing has changed since the last commit.
+        """
+        raise NotImplementedError
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what the event of its commit says besides step, kind and seconds."""
+        raise NotImplementedError
+
+    def publish(self) -> None:
+        """Send and commit it; may raise anything."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Do what nothing waits for, once it is over and before each retry."""
+
+    def discard(self) -> None:
+        """Free what only sending needs, if anything; the save is over."""
 
     @property
     def is_over(self) -> bool:
@@ -167,9 +153,9 @@ class Save(Generic[_S]):
         spent, done = time.monotonic() - self.began, self.progress.done_bytes
         if not done:
             return max(0.0, expected - spent)
-        return spent * max(0, self.source.num_bytes - done) / done
+        return spent * max(0, self.num_bytes - done) / done
 
-    def start(self, *, after: "Save[_S] | None" = None) -> None:
+    def start(self, *, after: "Save | None" = None) -> None:
         """Run in a daemon thread, so that a hung connection cannot keep the process alive."""
         self.earlier = after
         threading.Thread(target=self.run, name="save", daemon=True).start()
@@ -184,7 +170,7 @@ class Save(Generic[_S]):
             while self._is_tried_again(error):
                 error = self._try()
             self._end(error)
-            self._settle(self)
+            self.settle()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait up to `seconds` until it is over; return whether it is."""
@@ -227,7 +213,7 @@ class Save(Generic[_S]):
     def _try(self) -> BaseException | None:
         self._is_publishing = False
         try:
-            self._publish(self)
+            self.publish()
         except BaseException as error:  # whatever it is, its owner's thread must see it
             return error
         return None
@@ -240,7 +226,7 @@ class Save(Generic[_S]):
             return False
         failed.add(self.began)
         self.error = error
-        self._settle(self)
+        self.settle()
         self.error = None
         _log.warning("[save] not saved: %s; the last commit stays; retrying", error)
         self._is_waiting = True
@@ -256,7 +242,7 @@ class Save(Generic[_S]):
         if error is None and self._failed is not None:
             self._failed.clear()
         self.error = error
-        self.source.discard()
+        self.discard()
         self.over.set()
 
 
@@ -284,14 +270,14 @@ class CheckpointPublisher:
         self.retention = retention
         self._last_line = -_LINE_SECONDS
 
-    def publish(self, save: Save[_S]) -> None:
+    def publish(self, save: Save) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
         sent_at = time.monotonic()
-        save.entry = save.source.entry(self.lease.head)
+        save.entry = save.entry_after(self.lease.head)
         name = save.entry.name
         try:
             # The store must have all earlier metrics before the head names a state.
-            files = save.source.send(name, save.progress, [self.metrics.flush])
+            files = save.send(name, [self.metrics.flush])
             if files is None:
                 _log.info("[save] nothing changed since the last commit")
                 if save.releases:
@@ -304,7 +290,7 @@ class CheckpointPublisher:
             self.lease.abandon(name)
             raise
         save.cost = Cost(
-            bytes=save.source.num_bytes,
+            bytes=save.num_bytes,
             save_seconds=sent_at - save.began,
             upload_seconds=time.monotonic() - sent_at,
         )
@@ -315,10 +301,10 @@ class CheckpointPublisher:
             step=save.entry.step,
             kind=save.entry.kind,
             seconds=round(save.cost.seconds, 4),
-            **save.source.facts(),
+            **save.facts(),
         )
 
-    def settle(self, save: Save[_S]) -> None:
+    def settle(self, save: Save) -> None:
         """After a save, report a refusal, or delete what the retention no longer keeps.
 
         After a release the successor deletes it, because seconds count then.
@@ -334,7 +320,7 @@ class CheckpointPublisher:
 
     def tell(
         self,
-        save: Save[_S],
+        save: Save,
         *,
         step: int | None = None,
         blocked_seconds: float = 0.0,

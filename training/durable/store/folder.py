@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.protocol import (
     Patience,
     PreconditionFailedError,
@@ -56,6 +56,16 @@ class UnfinishedFile:
                 self._close()  # swept before it was locked
         raise StoreError(f"{self.path} was deleted as soon as it was made, {_ATTEMPTS} times")
 
+    @staticmethod
+    def sweep(folder: Path) -> None:
+        """Delete the unfinished files below `folder` whose writers have died."""
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                if _NAME.fullmatch(name):
+                    # It is being written, was just finished, or cannot be deleted.
+                    with suppress(OSError):
+                        _delete_unlocked(Path(parent) / name)
+
     def __enter__(self) -> "UnfinishedFile":
         return self
 
@@ -86,16 +96,6 @@ def write_whole(path: Path, data: bytes) -> None:
     with writing(path), UnfinishedFile(path) as unfinished:
         unfinished.path.write_bytes(data)
         unfinished.place()
-
-
-def sweep(folder: Path) -> None:
-    """Delete the unfinished files below `folder` whose writers have died."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if _NAME.fullmatch(name):
-                # It is being written, was just finished, or cannot be deleted.
-                with suppress(OSError):
-                    _delete_unlocked(Path(parent) / name)
 
 
 def _delete_unlocked(path: Path) -> None:
@@ -200,7 +200,7 @@ class FolderStore:
 
     def sweep(self, prefix: str) -> None:
         with writing(self._at(prefix)):
-            sweep(self._at(prefix))
+            UnfinishedFile.sweep(self._at(prefix))
 
     def _at(self, key: str) -> Path:
         refuse_outside(self.uri, key)

@@ -15,15 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from contract.keys import MANIFEST
+from contract.errors import UserError
+from contract.keys import MANIFEST, UNFINISHED
 from contract.program import WORKLOAD as PROGRAM
 from contract.source import NOT_TEXT
-from training.durable.errors import UserError
-from training.durable.sources import UNFINISHED
 from training.durable.store.folder import write_whole
 from training.durable.store.protocol import StoreError, writing
 from training.durable.store.verified import READS, RECORD, Entry, VerifiedFiles, announce, sha256_of
-from training.durable.tally import timed
+from training.durable.tally import Tally
 
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
 ARRIVING = f".{MANIFEST}.part"
@@ -61,6 +60,71 @@ class LocalDataset:
         self._arriving = arriving
         self._waiting = waiting
         self._patience_seconds = patience_seconds
+
+    @classmethod
+    def complete(cls, folder: Path, workload: str, meta: Mapping[str, Any]) -> "LocalDataset":
+        """Write a manifest.json of every file in `folder`, which completes the dataset."""
+        content = list_files(folder, workload, meta)
+        write_whole(folder / MANIFEST, content)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+        verified, manifest = VerifiedFiles(folder), json.loads(content)
+        for entry in manifest["files"]:
+            verified.add(entry)
+        return cls(folder, manifest)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        again: bool = False,
+        progress: FileProgress = no_progress,
+        waiting: Callable[[], None] = lambda: None,
+        patience_seconds: float = 0.0,
+    ) -> "LocalDataset":
+        """Open a local dataset. Each file is hashed once per machine (with `again`, now).
+
+        While a sync is filling the folder, the dataset opens at once and waits for its files (with
+        `again`, for the sync to end), and for `patience_seconds` even where a sync has failed.
+        """
+        if not folder.is_dir() or not any(folder.iterdir()):
+            state = "does not exist"
+            if folder.exists():
+                state = "is empty" if folder.is_dir() else "is a file"
+            raise UserError(
+                f"the dataset folder {folder} {state}; make one with "
+                "`python -m training data make` or fetch one with `data sync`"
+            )
+        verified = VerifiedFiles(folder)
+        deadline = time.monotonic() + patience_seconds
+        while (again and is_syncing(folder)) or (
+            _is_left_unfinished(folder) and time.monotonic() < deadline
+        ):
+            waiting()
+            time.sleep(_POLL_SECONDS)
+        with contextlib.suppress(FileNotFoundError):  # the sync has just ended
+            if is_syncing(folder):
+                manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
+                return cls(
+                    folder,
+                    manifest,
+                    arriving=verified,
+                    waiting=waiting,
+                    patience_seconds=patience_seconds,
+                )
+        path = folder / MANIFEST
+        if not path.is_file():
+            if (folder / ARRIVING).is_file():
+                # Not a UserError, which would end the run: a machine's boot syncs again.
+                raise StoreError(f"the sync of {folder} was interrupted; sync it again")
+            raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
+        manifest = parse_manifest(path.read_bytes(), str(path))
+
+        def check(entry: Entry) -> bool:
+            return _checked(folder, entry, verified, again=again)
+
+        for_each_file(manifest["files"], check, progress)
+        return cls(folder, manifest)
 
     @property
     def folder(self) -> Path:
@@ -105,7 +169,7 @@ class LocalDataset:
         if arriving.holds(entry):
             return
         ask()
-        with timed("sync"):
+        with Tally.timed("sync"):
             seen = time.monotonic()
             while not arriving.holds(entry):
                 if is_syncing(self._folder):
@@ -125,17 +189,6 @@ def _fingerprint_of(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 over names and checksums of all files."""
     lines = [f"{entry['name']} {entry['sha256']}\n" for entry in manifest["files"]]
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
-
-
-def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
-    """Write a manifest.json of every file in `folder`, which completes the dataset."""
-    content = list_files(folder, workload, meta)
-    write_whole(folder / MANIFEST, content)
-    (folder / UNFINISHED).unlink(missing_ok=True)
-    verified, manifest = VerifiedFiles(folder), json.loads(content)
-    for entry in manifest["files"]:
-        verified.add(entry)
-    return LocalDataset(folder, manifest)
 
 
 def list_files(folder: Path, workload: str, meta: Mapping[str, Any]) -> bytes:
@@ -180,59 +233,6 @@ def is_programs_own(folder: Path) -> bool:
     if not path.is_file():
         return not (folder / ARRIVING).exists()
     return bool(parse_manifest(path.read_bytes(), str(folder))["workload"] == PROGRAM)
-
-
-def open_dataset(
-    folder: Path,
-    *,
-    again: bool = False,
-    progress: FileProgress = no_progress,
-    waiting: Callable[[], None] = lambda: None,
-    patience_seconds: float = 0.0,
-) -> LocalDataset:
-    """Open a local dataset. Each file is hashed once per machine (with `again`, now).
-
-    While a sync is filling the folder, the dataset opens at once and waits for its files (with
-    `again`, for the sync to end), and for `patience_seconds` even where a sync has failed.
-    """
-    if not folder.is_dir() or not any(folder.iterdir()):
-        state = "does not exist"
-        if folder.exists():
-            state = "is empty" if folder.is_dir() else "is a file"
-        raise UserError(
-            f"the dataset folder {folder} {state}; make one with "
-            "`python -m training data make` or fetch one with `data sync`"
-        )
-    verified = VerifiedFiles(folder)
-    deadline = time.monotonic() + patience_seconds
-    while (again and is_syncing(folder)) or (
-        _is_left_unfinished(folder) and time.monotonic() < deadline
-    ):
-        waiting()
-        time.sleep(_POLL_SECONDS)
-    with contextlib.suppress(FileNotFoundError):  # the sync has just ended
-        if is_syncing(folder):
-            manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
-            return LocalDataset(
-                folder,
-                manifest,
-                arriving=verified,
-                waiting=waiting,
-                patience_seconds=patience_seconds,
-            )
-    path = folder / MANIFEST
-    if not path.is_file():
-        if (folder / ARRIVING).is_file():
-            # Not a UserError, which would end the run: a machine's boot syncs again.
-            raise StoreError(f"the sync of {folder} was interrupted; sync it again")
-        raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
-    manifest = parse_manifest(path.read_bytes(), str(path))
-
-    def check(entry: Entry) -> bool:
-        return _checked(folder, entry, verified, again=again)
-
-    for_each_file(manifest["files"], check, progress)
-    return LocalDataset(folder, manifest)
 
 
 def _is_left_unfinished(folder: Path) -> bool:
@@ -317,19 +317,3 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
                 f"{where}: {MANIFEST} lists {str(path)!r}, which is outside the dataset"
             )
     return dict(manifest)
-
-
-def facts_of(meta: Mapping[str, Any]) -> str:
-    """Format what a manifest's `meta` has counted, in one line, with the first ten classes."""
-    facts, classes, splits = list[str](), meta.get("classes"), meta.get("splits")
-    if isinstance(classes, list | tuple):
-        more = f", {len(classes) - 10:,} more" if classes[10:] else ""
-        # Names of folders need not be UTF-8.
-        names = ", ".join(map(str, classes[:10])).encode(errors="backslashreplace").decode()
-        facts.append(f"{len(classes):,} classes ({names}{more})")
-    for name, count in splits.items() if isinstance(splits, Mapping) else ():
-        if isinstance(count, Mapping):
-            count = ", ".join(f"{value:,} {unit}" for unit, value in count.items())
-        facts.append(f"{name} {count:,}" if isinstance(count, int) else f"{name} {count}")
-    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
-    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.part_process import READY
 from training.durable.store.protocol import CredentialsError, StoreError
 from training.durable.store.s3 import S3Store

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from training.durable.errors import EXIT_STORE, AttemptEndedError, UserError
+from contract.errors import Exit, UserError
+from training.durable.errors import AttemptEndedError
 
 # How long a call is repeated: a minute of trouble costs no commit, and S3's is mostly shorter.
 _WINDOW_SECONDS = 90.0
@@ -25,7 +26,7 @@ _UNREACHED_SECONDS = 10.0
 class StoreError(AttemptEndedError):
     """The store failed: one sentence with the key and the store's own message."""
 
-    exit_code = EXIT_STORE
+    exit_code = Exit.STORE
 
 
 class CredentialsError(StoreError):

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.part_process import PartProcess
 from training.durable.store.protocol import (
     AnswerLostError,

@@ -59,6 +59,10 @@ class FileEntry:
                 raise ValueError(f"{record['name']} has a wrong number of bytes")
         return cls(**record)
 
+    def is_intact(self, store: Store, key: str) -> bool:
+        """Whether the key has these bytes, which are read for it."""
+        return receive(store, key, self, lambda at, data: None)
+
 
 class CancelledError(RuntimeError):
     """The transfer was stopped by its caller."""

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
-from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
-from training.durable.record.head import read_head
-from training.durable.store.protocol import Store
+from training.durable import Head, Store
 from training.engine.stage_checks import describe, problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences
@@ -124,7 +123,7 @@ def _notice(stage: Any, phase: str, number: int) -> Kill:
 def _whole(runs: Runs, name: str) -> RunOutcome:
     """Make an uninterrupted run."""
     (result,) = runs.attempt(name, Experiment())
-    if result.code != EXIT_FINISHED:
+    if result.code != Exit.FINISHED:
         raise UserError(f"a plain run of the workload {_ended(result)}")
     return runs.outcome(name)
 
@@ -139,7 +138,7 @@ def _interrupted(
     left, reached = list(planned), dict[Kill, str]()
     while True:
         (result,) = runs.attempt(name, Experiment(kills=tuple(left)))
-        if result.code == EXIT_FINISHED:
+        if result.code == Exit.FINISHED:
             return runs.outcome(name), reached
         kill = result.kill
         if kill is None:
@@ -147,7 +146,7 @@ def _interrupted(
         is_killed = kill.kind == "kill"
         where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
         said = f"{'killed' if is_killed else 'interrupted'} at {where}"
-        if result.code != (-signal.SIGKILL if is_killed else EXIT_INTERRUPTED):
+        if result.code != (-signal.SIGKILL if is_killed else Exit.INTERRUPTED):
             raise UserError(f"{said}: the attempt {_ended(result)}")
         left.remove(kill)
         reached[kill] = f"{said}; {_resumes_from(runs.store(name))}" if is_killed else said
@@ -155,7 +154,7 @@ def _interrupted(
 
 def _resumes_from(store: Store) -> str:
     """The commit from which the next attempt resumes."""
-    head = read_head(store)
+    head = Head.read(store)
     if head is None or not head.checkpoints:
         return "nothing was committed"
     newest = head.checkpoints[-1]
@@ -211,4 +210,4 @@ def _end(
             f"[ok] {options.name} resumes exactly: {len(reached)} interruptions, each on a new "
             f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)",
         )
-    return EXIT_FAILED if found else EXIT_FINISHED
+    return Exit.FAILED if found else Exit.FINISHED

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from training.durable.errors import EXIT_FAILED, EXIT_USER
-from training.durable.save.listing import SnapshotError, list_folder
-from training.durable.save.quiet import QuietTime
+from contract.errors import Exit
+from training.durable import QuietTime
 from training.proof.check.reports import Account, Said, recorded
 
-Exit: TypeAlias = Literal["kill", "notice", "shutdown"]
-EXITS: Sequence[Exit] = get_args(Exit)
+ExitKind: TypeAlias = Literal["kill", "notice", "shutdown"]
+EXITS: Sequence[ExitKind] = get_args(ExitKind)
 NOTICE_SECONDS = 10.0
 MOST_FAILED_STARTS = 4
 # The time until a shutdown kills: our service ends by itself; `docker stop` allows 10 s.
@@ -37,7 +36,7 @@ _SAVE_SECONDS = 0.4
 class End:
     """How and when the machine ends before its program does."""
 
-    exit: Exit
+    exit: ExitKind
     is_due: Callable[[], bool]
     seconds: float = 0.0  # from the signal until all processes are killed
     poll_seconds: float = 0.02  # between two looks at whether it is due
@@ -130,15 +129,6 @@ class Lives:
         return {"SM_CHECKPOINT_DIR": str(self.checkpoints), "SM_MODEL_DIR": str(model)}
 
 
-def is_saving(folder: Path, quiet: QuietTime) -> bool:
-    """Whether something in a program's folder has changed since the last look."""
-    before = quiet.listing
-    with suppress(SnapshotError):
-        quiet.look(list_folder(folder))
-    now = quiet.listing
-    return before is not None and now is not None and before.difference(now) is not None
-
-
 def uninterrupted(lives: Lives) -> Account:
     """Run a program that reports to its end; RuntimeError if it does not come there."""
     code, account = lives.live(limit=_LIMIT_SECONDS), Account()
@@ -149,7 +139,7 @@ def uninterrupted(lives: Lives) -> Account:
 
 
 def killed(
-    lives: Lives, how: Exit, answers: Sequence[str], rng: random.Random, span: float = 4.0
+    lives: Lives, how: ExitKind, answers: Sequence[str], rng: random.Random, span: float = 4.0
 ) -> Account:
     """Run a program that reports to its end; kills hit it while it trains, one for each answer.
 
@@ -169,7 +159,7 @@ def killed(
         is_trained = any("step" in one for one in said)
         run.kills += is_hit and is_trained and run.final is None
         # After anything else, such as an unreadable store, another machine continues.
-        is_failed = code in (EXIT_FAILED, EXIT_USER, -signal.SIGKILL)
+        is_failed = code in (Exit.FAILED, Exit.USER, -signal.SIGKILL)
         if is_failed and not is_trained and not any("torn" in one for one in said):
             run.torn.append(f"{name}: exit code {code}")
         failed_starts = 0 if is_trained else failed_starts + is_failed
@@ -206,4 +196,4 @@ class _Moment:
         """Whether it saves: it says so, or, unless it reports, its folder changes."""
         if '"restored"' in text:
             return '"saving"' in text
-        return is_saving(self._lives.checkpoints, self._quiet)
+        return self._quiet.look_at(self._lives.checkpoints)

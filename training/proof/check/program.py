@@ -18,21 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from contract.errors import Exit, UserError
 from contract.keys import RECEIPT
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_USER,
-    UserError,
-)
-from training.durable.record.head import read_head
-from training.durable.record.history import read_history
-from training.durable.record.metrics import read_events
-from training.durable.save.quiet import QuietTime
-from training.durable.store.folder import open_store
-from training.durable.store.protocol import Store
-from training.proof.check.player import End, Lives, is_saving
+from training.durable import Events, Head, History, QuietTime, Store, open_store
+from training.proof.check.player import End, Lives
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
 
 # Each look reads all of the run's metrics.
@@ -87,11 +76,11 @@ class _Watch:
     def is_saving(self) -> bool:
         """Whether its program has started, and writes to its folder."""
         has_begun = self.began is not None or self.look() > 0
-        return has_begun and is_saving(self._lives.checkpoints, self._quiet)
+        return has_begun and self._quiet.look_at(self._lives.checkpoints)
 
     def obstacle(self) -> str | None:
         """Return what keeps its folder from being snapshotted, as a clause."""
-        is_saving(self._lives.checkpoints, self._quiet)
+        self._quiet.look_at(self._lives.checkpoints)
         if (listing := self._quiet.listing) is None or listing.is_empty:
             return "it had saved nothing by then"
         if not self._quiet.is_closed() and (held := self._quiet.found_open) is not None:
@@ -112,13 +101,13 @@ class _ProgramRun:
     def finish(self) -> ProgramRun:
         """Run it to its end."""
         code = self._lives.live()
-        if code != EXIT_FINISHED:
+        if code != Exit.FINISHED:
             self._fail(code)
         found = self._store.get(RECEIPT)
         assert found is not None, "a finished run has a receipt"
         receipt = json.loads(found.data)
         return ProgramRun(
-            losses=losses_by_step(read_history(self._store).lines),
+            losses=losses_by_step(History.read(self._store).lines),
             files=receipt["final_files"],
             interruptions=receipt["interruptions"],
             seconds=time.monotonic() - self._began,
@@ -162,8 +151,8 @@ class _ProgramRun:
         if self._lives.live(end=end) != -signal.SIGKILL or not obstacle:
             return  # it ended sooner
         assert watch.began is not None
-        written = [event["written_at"] for event in read_events(self._store, "committed")]
-        head = read_head(self._store)
+        written = [event["written_at"] for event in Events.read(self._store, "committed")]
+        head = Head.read(self._store)
         costs_all = is_late and (head is None or not head.checkpoints)
         self._interruptions.append(
             _Interruption(
@@ -181,7 +170,7 @@ class _ProgramRun:
         watch = _Watch(self._lives)
         end = End(exit="notice", is_due=watch.is_saving, seconds=math.inf)
         budget = f"--notice-budget-seconds={_NOTICE_SECONDS}"
-        if self._lives.live(budget, end=end) == EXIT_INTERRUPTED:
+        if self._lives.live(budget, end=end) == Exit.INTERRUPTED:
             watch.look()
             what = "a notice inside a save"
             self._interruptions.append(
@@ -192,7 +181,7 @@ class _ProgramRun:
         lines = self._lives.log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
-        if code == EXIT_USER:
+        if code == Exit.USER:
             raise UserError(said)
         when = "after an interruption" if self._interruptions else "without any interruption"
         raise UserError(f"the program failed {when} (exit code {code}): {said}")
@@ -200,8 +189,8 @@ class _ProgramRun:
 
 def _first_snapshot(store: Store) -> float | None:
     """Seconds until the first snapshot that was taken while the program ran."""
-    began = datetime.fromisoformat(read_events(store, "take-over")[0]["time"])
-    for event in read_events(store, "committed"):
+    began = datetime.fromisoformat(Events.read(store, "take-over")[0]["time"])
+    for event in Events.read(store, "committed"):
         if event["reason"] != "exit":
             return (datetime.fromisoformat(event["time"]) - began).total_seconds()
     return None
@@ -255,7 +244,7 @@ def check_program(options: argparse.Namespace) -> int:
         print(json.dumps(record, indent=1))
     else:
         _show(interrupted, own, found)
-    return EXIT_FINISHED if found.is_none and not costs_all else EXIT_FAILED
+    return Exit.FINISHED if found.is_none and not costs_all else Exit.FAILED
 
 
 def _refuse_untestable(whole: ProgramRun) -> None:

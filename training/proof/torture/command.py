@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
-from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.engine.job import depends_on_ranks
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import Runs, made_dataset, refuse_started_cuda
@@ -116,7 +116,7 @@ def _end(torture: Torture, options: argparse.Namespace, seconds: float) -> int:
         shutil.rmtree(out)
     elif not is_equal:
         print(f"runs and logs are kept in {out}", file=sys.stderr)
-    return EXIT_FINISHED if is_equal else EXIT_FAILED
+    return Exit.FINISHED if is_equal else Exit.FAILED
 
 
 def _record(options: argparse.Namespace, totals: Totals, seconds: float) -> dict[str, Any]:

@@ -11,19 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from contract.errors import Exit, UserError
 from contract.samples import lineage_problems
-from training.durable.attempt.ranks import LATE
-from training.durable.errors import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_LEASE_LOST,
-    EXIT_MACHINE,
-    EXIT_STORE,
-    UserError,
-)
-from training.durable.record.head import read_head
-from training.durable.store.protocol import Store
+from training.durable import Head, Store
 from training.proof.attempt import EXIT_CRASHED
 from training.proof.compare import (
     RunOutcome,
@@ -44,7 +34,7 @@ _HANG_SECONDS = 120.0
 _USUAL_SECONDS = 60.0
 # Short enough for a held attempt not to delay the series; long enough for a small save.
 _HELD_BUDGET_SECONDS = 0.6
-_EXPECTED_EXITS = (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST)
+_EXPECTED_EXITS = (Exit.FINISHED, Exit.INTERRUPTED, Exit.LEASE_LOST)
 
 
 @dataclass(slots=True)
@@ -146,9 +136,9 @@ class Torture:
             # If the store failed, another run: one that resumes cannot be the reference.
             run = _Run(self, f"{name}-{again}" if again else name, variant, _USUAL_SECONDS)
             (result,) = run.experiment(Experiment(), size)
-            if result.code != EXIT_STORE:
+            if result.code != Exit.STORE:
                 break
-        if result.code != EXIT_FINISHED:
+        if result.code != Exit.FINISHED:
             last = result.log.strip().splitlines()[-1:] or ["without output"]
             raise UserError(
                 f"the workload fails even without kills (exit code {result.code}): {last[0]}"
@@ -201,7 +191,7 @@ class _Run:
 
     def compare(self, reference: RunOutcome) -> None:
         """Compare the finished run with the uninterrupted one."""
-        totals, head = self._totals, read_head(self._store)
+        totals, head = self._totals, Head.read(self._store)
         if not self._is_over:
             self._differs(["the run did not finish"])
             return
@@ -261,7 +251,7 @@ class _Run:
 
     @property
     def _is_over(self) -> bool:
-        head = read_head(self._store)
+        head = Head.read(self._store)
         return head is not None and head.state in ("finished", "failed")
 
 
@@ -271,13 +261,13 @@ def _unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[s
     is_damaging = is_store_faulty or attempt.num_faults > 0
     is_zombie = attempt.kill is not None and attempt.kill.kind == "zombie"
     # On a busy machine the other hosts may begin later than the first one waits for them.
-    is_unlucky = is_damaging or _lost_a_rank(attempt) or LATE in attempt.log
-    excused = {
-        EXIT_FAILED: is_unlucky,
+    is_unlucky = is_damaging or _lost_a_rank(attempt) or "did not come within" in attempt.log
+    excused: dict[int, bool] = {
+        Exit.FAILED: is_unlucky,
         # A successor has swept what a zombie was saving when it was suspended.
-        EXIT_STORE: is_unlucky or is_zombie,
+        Exit.STORE: is_unlucky or is_zombie,
         # A machine that reads nothing but damage ends; the run goes on elsewhere.
-        EXIT_MACHINE: is_damaging,
+        Exit.MACHINE: is_damaging,
     }
     is_excused = excused.get(attempt.code, False)
     if attempt.code not in _EXPECTED_EXITS and not is_excused and not _is_killed(attempt):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from training.durable.data_report import DataReport
+from training.durable import DataReport
 from training.workloads.detection.annotated_size import as_read
 from training.workloads.detection.coco import Category, CocoSplit, read_split, split_of
 from training.workloads.detection.coco_faults import CocoFaults, shown

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from training.durable.data_report import DataFinding, DataReport
-from training.durable.errors import UserError
+from contract.errors import UserError
+from training.durable import DataFinding, DataReport
 
 # Rule -> what to do. The sentence before it is written where the fault is found.
 _REFUSED: Mapping[str, str] = MappingProxyType(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.durable.errors import UserError
-from training.durable.source_layout import SPLITS, split_within
+from contract.errors import UserError
+from training.durable import split_within
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
@@ -21,6 +21,7 @@ from training.workloads.detection.other_formats import convert
 
 # The name of a dataset without splits, which an import divides.
 UNDIVIDED = "all"
+_SPLITS = ("train", "validation", "test")
 # COCO's own files about other tasks, and files that hold no annotations.
 _OTHER = re.compile(
     r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^(manifest|notes)$|^\."
@@ -66,7 +67,7 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
         by_split[split] = source
     if UNDIVIDED not in by_split:
         _refuse_lacking(folder, by_split)
-    return folder, [by_split[split] for split in (*SPLITS, UNDIVIDED) if split in by_split]
+    return folder, [by_split[split] for split in (*_SPLITS, UNDIVIDED) if split in by_split]
 
 
 def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
@@ -77,7 +78,7 @@ def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
     if split.name != UNDIVIDED or set(names) <= {"train", UNDIVIDED} or len(set(names)) == 1:
         return [split]
     _refuse_lacking(folder, set(names))
-    return [split.of_images(np.flatnonzero(names == of), of) for of in SPLITS if of in names]
+    return [split.of_images(np.flatnonzero(names == of), of) for of in _SPLITS if of in names]
 
 
 def _refuse_lacking(folder: Path, splits: Container[str]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import Category, CocoImage, CocoSplit, as_split, read_split
 from training.workloads.detection.coco_faults import Box, CocoFaults

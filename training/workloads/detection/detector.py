@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workloads.detection.attention import Implementation, constant
 from training.workloads.detection.boxes import corners, from_corners, inverse_sigmoid
 from training.workloads.detection.config import GROUPS, Architecture

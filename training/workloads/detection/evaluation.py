@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.evaluation_files import Captioned, write_sheet, write_table
 from training.workload import Inputs, Partial, Train
 from training.workloads.detection.coco import Category

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from training.durable.errors import UserError
-from training.durable.tally import timed
+from contract.errors import UserError
+from training.durable import Tally
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 _ORIENTATION = 0x0112
@@ -60,10 +60,10 @@ def upright_size(path: Path) -> tuple[int, int] | None:
 
 def read_rgb(path: Path, height: int, width: int) -> Image.Image:
     """Return the image in the annotated size; UserError if the file does not have it."""
-    with timed("read"):
+    with Tally.timed("read"):
         content = path.read_bytes()
     try:
-        with timed("decode"), Image.open(io.BytesIO(content)) as image:
+        with Tally.timed("decode"), Image.open(io.BytesIO(content)) as image:
             return _as_annotated(image, height, width).convert("RGB")
     except _DAMAGED as error:
         raise UserError(

@@ -11,8 +11,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.durable.errors import UserError
-from training.durable.source_layout import split_within
+from contract.errors import UserError
+from training.durable import split_within
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
 from training.workloads.detection.yolo import lines
 

@@ -13,7 +13,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 from xml.etree import ElementTree
 
-from training.durable.source_layout import split_within
+from training.durable import split_within
 from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.image_files import IMAGE_SUFFIXES, upright_size
 from training.workloads.detection.named_splits import named_splits

@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training.durable.errors import EXIT_FINISHED, EXIT_USER, RunFailedError, UserError
+from contract.errors import Exit, UserError
+from training.durable import RunFailedError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 
@@ -73,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _convert(options)
     except (UserError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return EXIT_USER
-    return EXIT_FINISHED
+        return Exit.USER
+    return Exit.FINISHED
 
 
 def _convert(options: argparse.Namespace) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from training.durable.data_report import DataReport
-from training.durable.errors import UserError
+from contract.errors import UserError
+from training.durable import DataReport
 from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
 from training.workload import (
     Batch,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.image_files import upright_size
 

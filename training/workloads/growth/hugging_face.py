@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from training.durable.errors import EXIT_FINISHED, EXIT_USER, UserError
+from contract.errors import Exit, UserError
 from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.model import LanguageModel
 
@@ -68,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{parser.prog}: {options.folder} cannot be read as a Llama or Mixtral: {why}",
             file=sys.stderr,
         )
-        return EXIT_USER
+        return Exit.USER
     save_file(state, options.out, metadata={"stage": stage})
     about |= {"rope_base": rope_base}
     print(f"{options.out}: {len(state)} tensors of the {stage} phase; start the run with")
     print(" ".join(f"--override {name}={value}" for name, value in about.items()))
-    return EXIT_FINISHED
+    return Exit.FINISHED
 
 
 def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.durable.errors import UserError
-from training.durable.sources import SourceFile
+from contract.errors import UserError
+from training.durable import SourceFile
 from training.rungs import autocast_rungs, micro_batch_rungs, rung
 from training.workload import (
     Batch,

@@ -20,10 +20,8 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, clean_up
-from training.durable.errors import UserError
-from training.durable.source_layout import BESIDE
-from training.durable.sources import Brought, check_classes, in_no_class
+from contract.errors import UserError
+from training.durable import BESIDE, Brought, ClassFolders, FinishedFiles, FolderOutput, Output
 from training.workloads.imagenet.images import BroughtImage, Encoded, ImageOptions
 from training.workloads.imagenet.packing import Packing, pack
 
@@ -71,7 +69,7 @@ def pack_dataset(
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
         raise UserError(f"split {missing[0]} has no files; add some, or use no splits")
-    check_classes(labels, split_of)
+    ClassFolders.check(labels, split_of)
     packing = Packing(
         splits=splits,
         classes=classes,
@@ -128,7 +126,7 @@ def _in_no_class(file: Brought) -> str:
             f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or name a list of "
             "classes or ILSVRC2012's devkit: --override validation_classes=PATH"
         )
-    return in_no_class(file)
+    return ClassFolders.refusal(file)
 
 
 def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Iterator[str]:
@@ -245,7 +243,7 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
     )
     output = FolderOutput(out)
     finished = pack(packing, output, progress)
-    clean_up(output)
+    output.clean_up()
     return finished.meta
 
 

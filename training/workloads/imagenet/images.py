@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
-from training.durable.errors import UserError
-from training.durable.sources import Brought
+from contract.errors import UserError
+from training.durable import Brought
 from training.settings import check_fields
 
 _PLAIN = ("RGB", "L")

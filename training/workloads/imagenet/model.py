@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.resnet import BasicBlock, conv1x1, conv3x3
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 _log = logging.getLogger(__name__)
 

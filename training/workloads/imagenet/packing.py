@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.durable.dataset_output import RECORDS, FinishedFiles, Output
-from training.durable.errors import UserError
-from training.durable.sources import UNFINISHED
+from contract.errors import UserError
+from contract.keys import PACKED, UNFINISHED
+from training.durable import FinishedFiles, Output
 from training.processes import in_processes
 from training.workloads.imagenet.images import Encoded, NoImageError
 from training.workloads.imagenet.shards import INDEX, index_name, shard_name, write_shard
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.workload import Progress
 
 _LEFT_OUT = "left_out.json"
-_SOURCE = f"{RECORDS}source.z"
+_SOURCE = f"{PACKED}source.z"
 _SHARD_BYTES = 128 << 20
 # Enough for shuffling within a window of shards to mix, and for a sync to order them.
 _MIN_SHARDS = 8
@@ -70,7 +70,7 @@ class _Shard:
     @property
     def record(self) -> str:
         """The name of its record while the dataset is unfinished."""
-        return f"{RECORDS}{self.name}.json"
+        return f"{PACKED}{self.name}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

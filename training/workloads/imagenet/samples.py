@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from training.durable.errors import UserError
-from training.durable.tally import count, timed
+from contract.errors import UserError
+from training.durable import Tally
 from training.randomness import derive_seed, drawing_from
 from training.workload import Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
@@ -118,13 +118,13 @@ class ImageSamples(Samples):
         number = index
         self.replacements.read()
         for attempt in range(_MAX_REPLACEMENTS + 1):
-            with timed("read"):
+            with Tally.timed("read"):
                 jpeg = self.shards.read(number)
             try:
-                with timed("decode"):
+                with Tally.timed("decode"):
                     return decode(jpeg), number
             except ValueError as error:
-                count("replaced")
+                Tally.count("replaced")
                 self.replacements.add(self.shards.describe(number), number, error)
                 number = derive_seed("replacement", self.seed, index, attempt) % len(self)
         raise UserError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 
 if TYPE_CHECKING:
     # It imports torch.

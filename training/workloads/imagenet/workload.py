@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torchvision.transforms import v2
 
-from training.durable.dataset_output import FinishedFiles, Output
-from training.durable.errors import UserError
-from training.durable.sources import Brought
+from contract.errors import UserError
+from training.durable import Brought, FinishedFiles, Output
 from training.evaluation_files import Captioned, write_sheet, write_table
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.workload import (

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.processes import in_processes
 from training.workload import Inputs, Samples
 from training.workloads.trajectory.clips import (

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contract.errors import UserError
 from training.artifact_key import artifact_key
-from training.durable.errors import RunFailedError, UserError
+from training.durable import RunFailedError
 from training.randomness import derive_seed
 from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig

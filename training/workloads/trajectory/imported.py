@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.durable.dataset_output import FolderOutput
-from training.durable.errors import UserError
-from training.durable.sources import UNFINISHED, SourceFile, class_names
+from contract.errors import UserError
+from contract.keys import UNFINISHED
+from training.durable import ClassFolders, FolderOutput, SourceFile
 from training.processes import in_processes
 from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
 from training.workloads.trajectory.config import ClipOptions
@@ -58,7 +58,7 @@ def import_dataset(
         files, missing = _listed(files, [Path(name) for name in options.lists.split(",")])
     for file in files:
         check_suffix(file)
-    classes = class_names(files)
+    classes = ClassFolders.names(files)
     labels = [classes.index(str(file.label)) for file in files]
     splits = _splits(files, labels, seed)
     _refuse_missing(splits, labels, classes)

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from training.durable.errors import UserError
-from training.durable.sources import SourceFile
+from contract.errors import UserError
+from training.durable import SourceFile
 from training.workloads.trajectory.clips import CLIP_BYTES, FRAME_SIZE, NUM_FRAMES, Frames
 
 _VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")

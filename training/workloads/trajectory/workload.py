@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from training.durable.sources import SourceFile
+from training.durable import SourceFile
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.workload import Prepare, Progress, Rung, Train, Workload
 from training.workloads.trajectory.config import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from training.durable.attempt.context import RankEnvironment, World
+from training.durable.attempt.world import RankEnvironment, World
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from tests.training.durable.attempt.machine import LONG, NOTICE, Clock, Machine
 from tests.training.hooks import HUNG_SECONDS, send
 from tests.training.runs import Run, assert_equal, wait_for
 from training.durable.attempt.notice import ExtraTime, Interruption, Notice
-from training.durable.record.history import read_history
+from training.durable.record.history import History
 from training.durable.store.folder import FolderStore
 
 
@@ -163,7 +163,7 @@ def test_the_end_of_a_stage_is_committed_and_the_next_not_begun(
     newest = machine.run.head.checkpoints[-1]
     assert (newest.kind, newest.step) == ("stage-end", 100)
     (first,) = machine.commits
-    story = read_history(machine.run.store).attempts[0]
+    story = History.read(machine.run.store).attempts[0]
     assert story.gained_steps == 100 - first["step"] > 0
     machine.go_on(long_whole)
     assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"

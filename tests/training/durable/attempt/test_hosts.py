@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from contract.errors import UserError
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port
-from training.durable.attempt.ranks import Hosts, _Meeting, meet, parse_hosts
+from training.durable.attempt.ranks import Hosts, _Meeting, meet
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import AttemptEndedError, InterruptedRunError, UserError
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 
 _FIRST, _SECOND = "127.0.0.1", "127.0.0.2"
 
@@ -200,9 +201,9 @@ def test_a_notice_ends_the_wait_for_other_hosts() -> None:
 
 
 def test_hosts_are_named_with_ones_own_first() -> None:
-    assert parse_hosts("b@a:70,b") == Hosts(names=("a", "b"), own="b", port=70)
-    assert parse_hosts("a@a,b") == Hosts(names=("a", "b"), own="a")
-    assert parse_hosts("a@a") is None
+    assert Hosts.parse("b@a:70,b") == Hosts(names=("a", "b"), own="b", port=70)
+    assert Hosts.parse("a@a,b") == Hosts(names=("a", "b"), own="a")
+    assert Hosts.parse("a@a") is None
     for text in ("a,b", "c@a,b", "a@a,a", "a@a:x,b"):
         with pytest.raises(UserError, match="pass this machine's name and then all, each once"):
-            parse_hosts(text)
+            Hosts.parse(text)

@@ -11,7 +11,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
-from contract.grammar import parse_interval
+from contract.errors import UserError
 from tests.training.hooks import (
     HUNG_SECONDS,
     a_kill_of_either_rank_loses_no_bit,
@@ -20,13 +20,11 @@ from tests.training.hooks import (
     notice,
 )
 from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
-from training.durable.attempt.context import RankEnvironment
 from training.durable.attempt.ranks import RankProcess
 from training.durable.attempt.supervisor import Supervisor
-from training.durable.errors import AttemptEndedError, UserError
+from training.durable.attempt.world import RankEnvironment
+from training.durable.errors import AttemptEndedError
 from training.durable.record.lease import LeaseLostError
-from training.engine.attempt import _start_ranks
-from training.engine.job import RunOptions
 
 NewRun = Callable[[str], Run]
 
@@ -87,8 +85,8 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
 
 def test_a_rank_that_watches_rank_0_ends_without_a_word() -> None:
     """Several times: the end of the interpreter and the thread that reads race each other."""
-    lines = ["import time", "from training.durable.attempt.ranks import end_with_rank_0"]
-    program = "; ".join([*lines, "end_with_rank_0()", "time.sleep(0.1)"])
+    lines = ["import time", "from training.durable.attempt.supervisor import Supervisor"]
+    program = "; ".join([*lines, "Supervisor.end_with_rank_0()", "time.sleep(0.1)"])
     command = [sys.executable, "-c", program]
     for _ in range(5):
         with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stderr=PIPE, text=True) as rank:
@@ -114,26 +112,12 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         command = [sys.executable, "-c", "raise SystemExit(3)"]
         return subprocess.Popen(command, env={**variables}, stdin=subprocess.PIPE)
 
-    options = RunOptions(
-        workload="tiny",
-        recipe="quick",
-        overrides={},
-        dataset_uri=str(run.dataset),
-        store=run.store,
-        run_id="run-1",
-        interval=parse_interval("3steps"),
-        lease_ttl_seconds=1,
-        metrics_file=None,
-        writer="i-1",
-        bundle_uri=None,
-        scratch=run.scratch,
-        num_processes=2,
-        start_rank=ends,
-    )
     said = "rank 1 exited with 3; the next attempt resumes from the last commit"
     with (
         pytest.raises(AttemptEndedError, match=said),
-        _start_ranks(options, "", supervisor) as place,
+        RankEnvironment().meeting(
+            supervisor, 2, run.scratch, {}, arguments=[], start=ends
+        ) as place,
     ):
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
@@ -231,8 +215,8 @@ def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair:
 # Rank 1 says that it is ready; then it hangs in C and keeps the interpreter's lock.
 RANK_1 = """
 import ctypes
-from training.durable.attempt.ranks import end_with_rank_0
-end_with_rank_0()
+from training.durable.attempt.supervisor import Supervisor
+Supervisor.end_with_rank_0()
 print("ready", flush=True)
 ctypes.PyDLL(None).sleep(600)
 """

@@ -14,8 +14,8 @@ from pathlib import Path
 from contract.keys import LOGS
 from tests.training.runs import KeptRun, wait_for
 from training.cli.main import main
-from training.durable.record.head import read_head
-from training.durable.record.history import History, read_history
+from training.durable.record.head import Head
+from training.durable.record.history import History
 
 ROOT = Path(__file__).parents[4]
 SECONDS = 60.0
@@ -78,7 +78,7 @@ class ProgramRun(KeptRun):
 
     @property
     def history(self) -> History:
-        return read_history(self.store)
+        return History.read(self.store)
 
     def arguments(self, *more: str, command: str = "python train.py") -> list[str]:
         return [
@@ -123,7 +123,7 @@ class ProgramRun(KeptRun):
         """Wait until the head names this many, or later ones."""
 
         def are_there() -> bool:
-            head = read_head(self.store)
+            head = Head.read(self.store)
             return head is not None and any(e.step >= count for e in head.checkpoints)
 
         self.wait_until(are_there)

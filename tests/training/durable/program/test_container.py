@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from contract.program import Program
-from training.durable.errors import UserError
 from training.durable.program.container import (
     Container,
     ContainerHost,

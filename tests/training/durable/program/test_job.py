@@ -15,7 +15,7 @@ from training.cli.main import main
 from training.durable.attempt.supervisor import Watchdog
 from training.durable.program import watch
 from training.durable.program.job import _fingerprint
-from training.durable.save.mirror import Mirror
+from training.durable.save.snapshots.mirror import Mirror
 from training.program import commit
 
 

@@ -17,7 +17,7 @@ from tests.training.durable.program.programs import (
     tell,
 )
 from training.durable.program.watch import ProgramWatch
-from training.durable.save.mirror import Mirror
+from training.durable.save.snapshots.mirror import Mirror
 
 SAVES_WHEN_TOLD = """
     import json, os, signal, sys, time

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from contract.errors import UserError
 from contract.program import Program
-from training.durable.errors import UserError
 from training.durable.program.container import ContainerHost
 from training.durable.program.options import ProgramOptions, _Command, build_command
 from training.durable.store.folder import FolderStore

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.durable.program.programs import ROOT, is_running
 from tests.training.runs import wait_for
-from training.durable.errors import UserError
 from training.durable.program.process import ProgramProcess, resolve_command
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.program.shared_memory import SharedMemory
+from training.durable.program.process import SharedMemory
 
 SHM = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not SHM.is_dir(), reason="Linux only")

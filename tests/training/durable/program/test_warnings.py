@@ -37,7 +37,7 @@ def test_a_folder_that_is_never_quiet_is_told_with_the_file_that_changes(
     """)
     monkeypatch.setattr("training.durable.program.watch._NEVER_QUIET_SECONDS", 0.7)
     monkeypatch.setattr(
-        "training.durable.save.watcher._FIRST_TIMES", 12
+        "training.durable.save.snapshots.watcher._FIRST_TIMES", 12
     )  # else it is taken before that
     assert run.attempt() == 0
     (event,) = run.events("no-snapshot")

@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import InterruptedRunError, UserError
-from training.durable.record.head import (
-    CheckpointEntry,
-    Head,
-    Kind,
-    checkpoint_name,
-    mark_failed,
-    read_head,
-)
+from contract.errors import UserError
+from training.durable.errors import InterruptedRunError
+from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint_name
 from training.durable.record.lease import Lease, LeaseLostError, acquire
+from training.durable.record.reopening import mark_failed
 from training.durable.store.folder import FolderStore, open_store
 from training.durable.store.protocol import (
     AnswerLostError,
@@ -59,7 +54,7 @@ def entry(step: int, stage: str = "a", kind: Kind = "periodic") -> CheckpointEnt
 def test_the_first_writer_is_generation_one(store_uri: str) -> None:
     lease = take(open_store(store_uri), "i-1")
     assert lease.head.generation == 1
-    assert read_head(open_store(store_uri)) == lease.head
+    assert Head.read(open_store(store_uri)) == lease.head
 
 
 def test_a_released_run_is_taken_over_at_once(store_uri: str) -> None:
@@ -79,7 +74,7 @@ def test_a_silent_writer_is_replaced_after_one_ttl_and_cannot_write(store_uri: s
     with pytest.raises(LeaseLostError):
         stale.publish(entry(1))
     assert stale.lost.is_set()
-    assert read_head(store) == lease.head
+    assert Head.read(store) == lease.head
     assert lease.head.checkpoints == ()
 
 
@@ -140,7 +135,7 @@ def test_after_a_lost_answer_the_nonce_decides(tmp_path: Path, happened: list[bo
     store = Flaky(tmp_path, happened)
     lease = take(store, "i-1")  # type: ignore[arg-type]
     lease.publish(entry(1))
-    head = read_head(FolderStore(tmp_path))
+    head = Head.read(FolderStore(tmp_path))
     assert head == lease.head
     assert [e.step for e in lease.head.checkpoints] == [1]
 
@@ -154,13 +149,13 @@ def test_a_precondition_failure_with_our_nonce_is_success(tmp_path: Path) -> Non
             raise PreconditionFailedError(key)
 
     lease = take(Twice(tmp_path), "i-1")
-    assert read_head(FolderStore(tmp_path)) == lease.head
+    assert Head.read(FolderStore(tmp_path)) == lease.head
 
 
 def test_retention_deletes_files_only_after_their_name_left_the_head(tmp_path: Path) -> None:
     class Watched(FolderStore):
         def delete_below(self, prefix: str) -> None:
-            head = read_head(self)
+            head = Head.read(self)
             assert head is not None
             assert prefix.split("/")[1] not in [e.name for e in head.checkpoints]
             super().delete_below(prefix)

@@ -12,7 +12,7 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.head import Head
-from training.durable.record.history import read_history
+from training.durable.record.history import History
 from training.durable.record.metrics import Events, Metrics, compact
 from training.durable.record.run import RunConfig
 from training.durable.report.page import write_report
@@ -58,12 +58,12 @@ def test_a_run_with_damaged_metrics_and_events_finishes_and_says_so(
 
 
 def test_what_an_undamaged_run_says_of_its_damage(whole: Run) -> None:
-    assert read_history(whole.store).passed_over == []
+    assert History.read(whole.store).passed_over == []
     assert "passed_over" not in whole.json("receipt.json")
 
 
 def test_a_run_without_anything_has_a_history(tmp_path: Path) -> None:
-    history = read_history(FolderStore(tmp_path))
+    history = History.read(FolderStore(tmp_path))
     assert (len(history.steps), history.steps.by_stage(), history.attempts) == (0, {}, [])
 
 
@@ -73,7 +73,7 @@ def test_a_run_without_events_has_a_history(tmp_path: Path) -> None:
     metrics.write("step", stage="a", step=1)
     metrics.flush()
     metrics.close()
-    history = read_history(store)
+    history = History.read(store)
     assert (len(history.steps), history.attempts) == (1, [])
 
 
@@ -87,7 +87,7 @@ def test_steps_that_an_attempt_repeats_itself_count_once(tmp_path: Path) -> None
     metrics.write("step", stage="a", step=10**30, loss=1.0)
     metrics.flush()
     metrics.close()
-    history = read_history(store)
+    history = History.read(store)
     assert history.steps["loss"].tolist() == [1.0, 20.0, 30.0]
     (attempt,) = history.attempts
     assert (attempt.first_step, attempt.last_step, attempt.num_repeated) == (1, 3, 2)
@@ -124,7 +124,7 @@ def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path) -> N
     head = Head(run_id="r", generation=1, writer="w", nonce="n", state="finished")
     tracemalloc.start()
     try:
-        history = write_report(store, _config(), head)
+        history, _ = write_report(store, _config(), head)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

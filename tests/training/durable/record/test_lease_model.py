@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from contract.keys import HEAD
 from training.durable.errors import InterruptedRunError
 from training.durable.record import lease
-from training.durable.record.head import CheckpointEntry, Head, mark_failed, read_head
+from training.durable.record.head import CheckpointEntry, Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
+from training.durable.record.reopening import mark_failed
 from training.durable.store import protocol
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import AnswerLostError, PreconditionFailedError, StoreError
@@ -71,7 +72,7 @@ class Recorder(FolderStore):
         return tag
 
     def delete_below(self, prefix: str) -> None:
-        head = read_head(self)
+        head = Head.read(self)
         named = {entry.name for entry in head.checkpoints} if head else set()
         assert prefix.split("/")[1] not in named, f"{prefix} is deleted and the head names it"
         super().delete_below(prefix)
@@ -263,7 +264,7 @@ class Writers(RuleBasedStateMachine):
             kept = [name for name in own if name not in gone]
             assert new == [*left, *kept[-3:]], "the newest three of one stage are kept"
             assert not gone or len(kept) > 3, "what is left behind stays until there are more"
-        head = read_head(self.store)
+        head = Head.read(self.store)
         for entry in head.checkpoints if head else ():
             assert self.store.get(f"checkpoints/{entry.name}/state.json"), f"{entry.name} is gone"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.metrics import metrics_objects, small_key
-from training.durable.record.history import metrics_reader
+from training.durable.record.history import History
 from training.durable.record.metrics import Metrics, compact
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, StoreError
@@ -116,7 +116,7 @@ def fill(store: Store, generation: int, numbers: Iterable[int]) -> None:
 
 
 def found(store: Store) -> list[tuple[int, int]]:
-    return [(line["generation"], line["number"]) for line in metrics_reader(store).new()]
+    return [(line["generation"], line["number"]) for line in History.line_reader(store).new()]
 
 
 def spans(store: Store) -> list[tuple[int, int, int]]:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
-from training.durable.record.head import read_head
-from training.durable.save.weights import weights_sha256
+from training.durable.record.head import Head
+from training.durable.save.tensors.weights import weights_sha256
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import StoreError
 
@@ -146,7 +146,7 @@ def _stops_in(when: str) -> dict[str, Callable[..., object]]:
         return {method: stopping}
 
     def stopping_put_if(self: FolderStore, key: str, data: bytes, etag: str | None) -> str:
-        head = read_head(self)
+        head = Head.read(self)
         if key == "head.json" and head and data.count(b'"step"') > len(head.checkpoints):
             stop_once()
         return put_if(self, key, data, etag)

@@ -10,8 +10,8 @@ from tests.training import hooks, tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
-from training.durable.record.history import read_history
-from training.durable.record.run import read_run_config
+from training.durable.record.history import History
+from training.durable.record.run import RunConfig
 from training.durable.report.page import write_report
 from training.durable.store.folder import FolderStore
 
@@ -57,7 +57,7 @@ def test_a_report_never_replaces_one_that_is_newer_than_what_it_shows(whole: Run
             FolderStore(Path(self.uri)).put("report.html", b"newer")
             return super().sizes(prefix)
 
-    config = read_run_config(whole.store)
+    config = RunConfig.read(whole.store)
     assert config is not None
     page = (Path(whole.uri) / "report.html").read_bytes()
     write_report(Interrupted(Path(whole.uri)), config, whole.head)
@@ -66,7 +66,7 @@ def test_a_report_never_replaces_one_that_is_newer_than_what_it_shows(whole: Run
 
 
 def test_the_history_says_what_happened(interrupted: Run) -> None:
-    history = read_history(interrupted.store)
+    history = History.read(interrupted.store)
     first, second, third = history.attempts
     assert [a.ended for a in history.attempts] == ["silent", "released", "finished"]
     assert (first.first_step, second.cause, third.last_step) == (1, "notice", 24)

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from contract.readable import duration
 from tests.training.runs import Run, assert_equal
-from training.durable.report.progress import duration
 
 
 def test_a_trace_of_some_steps_is_kept_and_changes_nothing(

@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from training.cli.make_dataset import _RateBar
 from training.durable.report import progress as module
-from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar, _rich_progress
+from training.durable.report.progress import FileProgressBar, ProgressBar, _rich_progress
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -37,7 +38,7 @@ def test_how_long_it_takes_is_said_once_that_is_known(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    with ProgressBar("images", 100) as bar, RateBar("packing") as packing:
+    with ProgressBar("images", 100) as bar, _RateBar("packing") as packing:
         packing(0, 100)
         for now[0], done in ((0.5, 1), (8.5, 20)):
             bar.show(done, "")

@@ -11,7 +11,7 @@ import pytest
 from contract.sweep import Sweep, drawn_runs
 from tests.training.runs import AVERAGED, WORKLOAD, Run
 from training.cli.main import main
-from training.durable.report.sweep import find_sweep
+from training.durable.report.sweep import SweptRuns
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def sweep(finished: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_table_has_settings_results_and_dollars(sweep: Path) -> None:
-    found = find_sweep(str(sweep))
+    found = SweptRuns.at(str(sweep))
     assert found is not None
     found = replace(found, usd={"learning_rate-0.01": 1.5, "learning_rate-0.02": 0.25})
     rows = [one.row() for one in found.runs]
@@ -58,4 +58,4 @@ def test_report_of_a_sweep_writes_its_page(
 
 
 def test_what_is_no_sweep_is_none(tmp_path: Path) -> None:
-    assert find_sweep(str(tmp_path)) is None
+    assert SweptRuns.at(str(tmp_path)) is None

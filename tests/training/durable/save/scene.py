@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, read_head
+from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, Head
 from training.durable.record.lease import Lease, acquire
 from training.durable.record.metrics import Events, SilentMetrics
-from training.durable.save.mirror import Mirror
-from training.durable.save.process_tree import living_below
 from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.snapshots.mirror import Mirror
+from training.durable.save.snapshots.processes import living_below
 from training.durable.store.protocol import Store
 
 TTL_SECONDS = 0.5
@@ -99,7 +99,7 @@ def wait_for_snapshot(machine: Machine, number: int) -> None:
 
 def entries(store: Store) -> tuple[CheckpointEntry, ...]:
     """What the head names."""
-    head = read_head(store)
+    head = Head.read(store)
     assert head is not None
     return head.checkpoints
 

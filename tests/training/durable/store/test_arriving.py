@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.runs import Run
-from training.durable.errors import UserError
-from training.durable.store.dataset import sync_dataset
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import FolderStore, open_store
-from training.durable.store.local_dataset import (
-    ARRIVING,
-    LocalDataset,
-    is_syncing,
-    no_progress,
-    open_dataset,
-)
+from training.durable.store.local_dataset import ARRIVING, LocalDataset, is_syncing, no_progress
 from training.durable.store.protocol import StoreError
 
 
@@ -46,9 +40,9 @@ def arriving(dataset: Path, tmp_path: Path) -> Iterator[tuple[Slow, LocalDataset
     """A slow store, and the dataset while it is synced from there by a thread."""
     store, out = Slow(dataset), tmp_path / "out"
     with ThreadPoolExecutor() as pool:
-        sync = pool.submit(sync_dataset, store, out, no_progress)
+        sync = pool.submit(StoredDataset(store).sync, out, no_progress)
         wait_for_sync(out)
-        yield store, open_dataset(out)
+        yield store, LocalDataset.open(out)
         store.let_all_go()
         sync.result()
 
@@ -58,7 +52,7 @@ def sync(dataset: Path, tmp_path: Path) -> Iterator[ForkProcess]:
     """A process that syncs the dataset, and gets no file until it is killed."""
     out = tmp_path / "out"
     process = multiprocessing.get_context("fork").Process(
-        target=sync_dataset, args=(Slow(dataset), out, no_progress)
+        target=StoredDataset(Slow(dataset)).sync, args=(out, no_progress)
     )
     process.start()
     wait_for_sync(out)
@@ -98,21 +92,21 @@ def test_a_run_trains_while_files_that_it_does_not_read_are_still_arriving(
 def test_who_waits_for_a_file_is_told_when_the_sync_ends_without_it(
     sync: ForkProcess, tmp_path: Path
 ) -> None:
-    opened = open_dataset(tmp_path / "out", waiting=sync.kill)
+    opened = LocalDataset.open(tmp_path / "out", waiting=sync.kill)
     with pytest.raises(StoreError, match=r"ended without x\.safetensors; sync it again"):
         opened.file("x.safetensors")
     sync.join()
     # Not the user's mistake: a machine syncs it again.
     with pytest.raises(StoreError, match=r"was interrupted; sync it again"):
-        open_dataset(tmp_path / "out")
+        LocalDataset.open(tmp_path / "out")
 
 
 def test_who_waits_has_patience_with_a_sync_that_is_tried_again(
     sync: ForkProcess, dataset: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    opened = open_dataset(out, waiting=sync.kill, patience_seconds=60)
-    again = threading.Timer(1, sync_dataset, (open_store(str(dataset)), out, no_progress))
+    opened = LocalDataset.open(out, waiting=sync.kill, patience_seconds=60)
+    again = threading.Timer(1, StoredDataset(open_store(str(dataset))).sync, (out, no_progress))
     again.start()
     assert opened.file("x.safetensors").is_file()
     again.join()
@@ -128,11 +122,11 @@ def test_who_opens_a_dataset_between_two_attempts_of_its_sync_has_patience_too(
 
     def again() -> None:
         if not begun:
-            sync = (open_store(str(dataset)), out, no_progress)
-            begun.append(threading.Timer(0.1, sync_dataset, sync))
+            sync = StoredDataset(open_store(str(dataset))).sync
+            begun.append(threading.Timer(0.1, sync, (out, no_progress)))
             begun[0].start()
 
-    opened = open_dataset(out, waiting=again, patience_seconds=60)
+    opened = LocalDataset.open(out, waiting=again, patience_seconds=60)
     assert opened.file("x.safetensors").is_file()
     begun[0].join()
 
@@ -141,7 +135,7 @@ def test_who_checks_a_dataset_waits_for_the_end_of_its_sync(
     arriving: tuple[Slow, LocalDataset], tmp_path: Path
 ) -> None:
     store, _ = arriving
-    opened = open_dataset(tmp_path / "out", again=True, waiting=store.let_all_go)
+    opened = LocalDataset.open(tmp_path / "out", again=True, waiting=store.let_all_go)
     assert not opened.is_arriving
 
 
@@ -151,9 +145,9 @@ def test_a_sync_that_cannot_record_what_it_verified_is_waited_for(
     store, out = Slow(dataset), tmp_path / "out"
     (out / ".verified.jsonl").mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
-        sync = pool.submit(sync_dataset, store, out, no_progress)
+        sync = pool.submit(StoredDataset(store).sync, out, no_progress)
         wait_for_sync(out)
-        opened = open_dataset(out)
+        opened = LocalDataset.open(out)
         store.let_all_go()
         assert (opened.folder / "x.safetensors").is_file()
         sync.result()

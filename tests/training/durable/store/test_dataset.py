@@ -14,15 +14,15 @@ from typing import TextIO
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.store import verified
-from training.durable.store.dataset import sync_dataset, upload_dataset
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset, is_syncing, open_dataset
+from training.durable.store.local_dataset import LocalDataset, is_syncing
 from training.durable.store.protocol import StoreError
 from training.durable.store.verified import sha256_of
 
@@ -33,11 +33,11 @@ def silent(done: int, total: int, size: int) -> None:
 
 def test_what_is_uploaded_comes_back(store_uri: str, dataset: Path, tmp_path: Path) -> None:
     store = open_store(store_uri)
-    assert upload_dataset(dataset, store, silent).fetched_files == 2
-    assert upload_dataset(dataset, store, silent).fetched_files == 0
-    synced = sync_dataset(store, tmp_path / "out", silent)
+    assert StoredDataset(store).upload(dataset, silent).fetched_files == 2
+    assert StoredDataset(store).upload(dataset, silent).fetched_files == 0
+    synced = StoredDataset(store).sync(tmp_path / "out", silent)
     assert (synced.files, synced.fetched_files) == (2, 2)
-    assert open_dataset(tmp_path / "out", again=True).meta == {"rows": 42}
+    assert LocalDataset.open(tmp_path / "out", again=True).meta == {"rows": 42}
     assert (tmp_path / "out" / "notes" / "about.txt").read_text() == "42 rows\n"
 
 
@@ -45,24 +45,24 @@ def test_a_sync_fetches_only_what_is_missing_or_damaged(
     store_uri: str, dataset: Path, tmp_path: Path
 ) -> None:
     store = open_store(store_uri)
-    upload_dataset(dataset, store, silent)
+    StoredDataset(store).upload(dataset, silent)
     out = tmp_path / "out"
-    sync_dataset(store, out, silent)
-    assert sync_dataset(store, out, silent).fetched_files == 0
+    StoredDataset(store).sync(out, silent)
+    assert StoredDataset(store).sync(out, silent).fetched_files == 0
     damaged = bytearray((out / "x.safetensors").read_bytes())
     damaged[-1] ^= 1
     (out / "x.safetensors").write_bytes(damaged)
-    assert sync_dataset(store, out, silent).fetched_files == 1
+    assert StoredDataset(store).sync(out, silent).fetched_files == 1
     (out / "notes" / "about.txt").unlink()
-    assert sync_dataset(store, out, silent).fetched_files == 1
-    open_dataset(out, again=True)
+    assert StoredDataset(store).sync(out, silent).fetched_files == 1
+    LocalDataset.open(out, again=True)
 
 
 def test_killed_syncs_leave_nothing_behind(
     store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, out = open_store(store_uri), tmp_path / "out"
-    upload_dataset(dataset, store, silent)
+    StoredDataset(store).upload(dataset, silent)
 
     def kill(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,9 +70,9 @@ def test_killed_syncs_leave_nothing_behind(
     for _ in range(3):
         before = set(out.rglob(".*.????????.part"))
         with monkeypatch.context() as patched:
-            patched.setattr("training.durable.store.fetching._ArrivingFile._place", kill)
+            patched.setattr("training.durable.store.dataset._ArrivingFile._place", kill)
             process = multiprocessing.get_context("fork").Process(
-                target=sync_dataset, args=(store, out, silent)
+                target=StoredDataset(store).sync, args=(out, silent)
             )
             process.start()
             process.join(120)
@@ -80,24 +80,24 @@ def test_killed_syncs_leave_nothing_behind(
         left = set(out.rglob(".*.????????.part"))
         assert left, "it was killed with a file that was fetched and not yet verified"
         assert not left & before
-    sync_dataset(store, out, silent)
-    open_dataset(out)
+    StoredDataset(store).sync(out, silent)
+    LocalDataset.open(out)
     assert list(out.rglob("*.part*")) == []
 
 
 def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: Path) -> None:
     store = open_store(store_uri)
-    upload_dataset(dataset, store, silent)
+    StoredDataset(store).upload(dataset, silent)
     content = (dataset / "x.safetensors").read_bytes()
     for kind, data in ((UserError, content[1:]), (StoreError, content[1:] + b"?")):
         store.put("x.safetensors", data)
         with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
-            sync_dataset(store, tmp_path / "out", silent)
+            StoredDataset(store).sync(tmp_path / "out", silent)
     assert not (tmp_path / "out" / "manifest.json").exists()
     store.put("x.safetensors", content)
     store.delete_below("notes/")
     with pytest.raises(UserError, match=r"notes/about\.txt"):
-        sync_dataset(store, tmp_path / "again", silent)
+        StoredDataset(store).sync(tmp_path / "again", silent)
 
 
 def test_fails_for_a_manifest_that_points_outside(dataset: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_fails_for_a_manifest_that_points_outside(dataset: Path, tmp_path: Path)
     manifest["files"][0]["name"] = "../outside"
     store.put("manifest.json", json.dumps(manifest).encode())
     with pytest.raises(UserError, match="outside the dataset"):
-        sync_dataset(store, tmp_path / "out", silent)
+        StoredDataset(store).sync(tmp_path / "out", silent)
 
 
 def test_the_sync_command_says_what_it_did_and_leaves_an_event(
@@ -141,7 +141,7 @@ def test_the_sync_command_waits_for_a_manifest(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uri = str(tmp_path / "late")
-    later = threading.Timer(0.5, upload_dataset, (dataset, open_store(uri), silent))
+    later = threading.Timer(0.5, StoredDataset(open_store(uri)).upload, (dataset, silent))
     later.start()
     out = str(tmp_path / "out")
     assert main(["data", "sync", "--dataset-uri", uri, "--out", out, "--wait-seconds", "20"]) == 0
@@ -155,7 +155,7 @@ def test_the_sync_command_ends_with_3_when_no_manifest_came(tmp_path: Path) -> N
 
 def test_the_check_command_verifies_checksums(dataset: Path, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "copy"))
-    upload_dataset(dataset, store, silent)
+    StoredDataset(store).upload(dataset, silent)
     assert main(["data", "check", str(tmp_path / "copy")]) == 0
     store.put("notes/about.txt", b"43 rows\n")
     assert main(["data", "check", str(tmp_path / "copy")]) == 2
@@ -165,8 +165,8 @@ def test_what_is_made_is_uploaded_too_where_a_uri_is_given(tmp_path: Path) -> No
     out, uri = tmp_path / "made", str(tmp_path / "store")
     arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(out), "--count", "3"]
     assert main([*arguments, "--dataset-uri", uri]) == 0
-    sync_dataset(open_store(uri), tmp_path / "back", silent)
-    made, back = open_dataset(out), open_dataset(tmp_path / "back", again=True)
+    StoredDataset(open_store(uri)).sync(tmp_path / "back", silent)
+    made, back = LocalDataset.open(out), LocalDataset.open(tmp_path / "back", again=True)
     assert made.fingerprint == back.fingerprint
 
 
@@ -190,21 +190,21 @@ def test_a_file_is_hashed_once_per_machine(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, hashed = tmp_path / "out", list[str]()
-    sync_dataset(open_store(str(dataset)), out, silent)
+    StoredDataset(open_store(str(dataset))).sync(out, silent)
 
     def hash_and_tell(path: Path) -> str:
         hashed.append(path.name)
         return sha256_of(path)
 
     monkeypatch.setattr(verified, "sha256_of", hash_and_tell)
-    open_dataset(out)
+    LocalDataset.open(out)
     assert hashed == []
     (out / "notes" / "about.txt").touch()
-    open_dataset(out)
+    LocalDataset.open(out)
     assert hashed == ["about.txt"]
     monkeypatch.setattr(verified, "_machine", lambda: "a machine with a copy of the disk")
-    open_dataset(out)
-    open_dataset(out)
+    LocalDataset.open(out)
+    LocalDataset.open(out)
     assert sorted(hashed) == ["about.txt", "about.txt", "x.safetensors"]
 
 
@@ -213,13 +213,13 @@ def test_a_damaged_record_of_what_was_verified_only_costs_time(
     dataset: Path, tmp_path: Path, line: bytes
 ) -> None:
     out = tmp_path / "out"
-    sync_dataset(open_store(str(dataset)), out, silent)
+    StoredDataset(open_store(str(dataset))).sync(out, silent)
     with (out / ".verified.jsonl").open("ab") as record:
         record.write(line)
-    open_dataset(out)
+    LocalDataset.open(out)
     flip(out / "x.safetensors", 100)
     with pytest.raises(UserError, match=r"x\.safetensors does not match its checksum"):
-        open_dataset(out)
+        LocalDataset.open(out)
 
 
 def test_a_bit_flipped_between_two_attempts_is_found(
@@ -236,7 +236,7 @@ def test_a_bit_flipped_between_two_attempts_is_found(
 def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
     bucket_uri: str, dataset: Path, run: Run, whole: Run
 ) -> None:
-    upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
+    StoredDataset(open_store(f"{bucket_uri}/tiny")).upload(dataset, silent)
     run.options = [f"--dataset-uri={bucket_uri}/tiny"]
     assert run.attempt() == 0
     assert run.losses() == whole.losses()
@@ -253,7 +253,7 @@ def test_an_attempt_whose_sync_fails_may_be_restarted(
     bucket_uri: str, dataset: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """2 would say that the user made a mistake, and end the run on a machine."""
-    upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
+    StoredDataset(open_store(f"{bucket_uri}/tiny")).upload(dataset, silent)
     (tmp_path / "dataset" / "x.safetensors" / "in the way").mkdir(parents=True)
     assert run.attempt(f"--dataset-uri={bucket_uri}/tiny", f"--scratch={tmp_path}") == 74
     assert "sync" in capsys.readouterr().err.splitlines()[-1]
@@ -263,7 +263,7 @@ def test_a_process_forked_while_another_looks_for_a_sync_keeps_none_from_startin
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, flock, copies = tmp_path / "out", fcntl.flock, list[int]()
-    sync_dataset(open_store(str(dataset)), out, silent)
+    StoredDataset(open_store(str(dataset))).sync(out, silent)
 
     def keep(file: TextIO, operation: int) -> None:
         flock(file, operation)
@@ -285,13 +285,13 @@ def test_fails_to_sync_where_no_file_can_be_locked(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     out, store = tmp_path / "out", open_store(str(dataset))
-    sync_dataset(store, out, silent)
+    StoredDataset(store).sync(out, silent)
     monkeypatch.setattr(fcntl, "flock", refuse)
-    open_dataset(out)
+    LocalDataset.open(out)
     (out / "x.safetensors").unlink()
     for _ in range(3):
         with pytest.raises(StoreError, match=r"manifest\.json\.part: Function not implemented"):
-            sync_dataset(store, out, silent)
+            StoredDataset(store).sync(out, silent)
     assert list(out.rglob("*.part")) == []
 
 

@@ -10,16 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import UserError
-from training.durable.store import fetching
-from training.durable.store.dataset import sync_dataset
+from contract.errors import UserError
+from training.durable.store import dataset as fetching
+from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import FolderStore
-from training.durable.store.local_dataset import (
-    is_syncing,
-    no_progress,
-    open_dataset,
-    write_manifest,
-)
+from training.durable.store.local_dataset import LocalDataset, is_syncing, no_progress
 from training.durable.store.protocol import StoreError
 from training.durable.store.verified import announce
 
@@ -40,7 +35,7 @@ def source(tmp_path: Path) -> Path:
     folder.mkdir()
     for number in range(8):
         (folder / f"shard-{number}").write_bytes(random.Random(number).randbytes(number * 811))
-    write_manifest(folder, "nobody's", {})
+    LocalDataset.complete(folder, "nobody's", {})
     return folder
 
 
@@ -79,7 +74,7 @@ def test_files_come_in_the_order_in_which_they_are_announced(source: Path, tmp_p
     out.mkdir()
     announce(out, ["shard-7", "unknown", "shard-2"])
     announce(out, ["shard-5"])
-    sync_dataset(store, out, no_progress)
+    StoredDataset(store).sync(out, no_progress)
     assert store.keys()[:4] == ["shard-5", "shard-7", "shard-2", "shard-0"]
     assert same(source, out)
     assert not (out / ".reads.jsonl").exists()
@@ -87,10 +82,10 @@ def test_files_come_in_the_order_in_which_they_are_announced(source: Path, tmp_p
 
 def test_parts_that_arrive_in_any_order_make_the_file(source: Path, tmp_path: Path) -> None:
     out, store = tmp_path / "out", Noted(source, tmp_path / "log", num_threads=8, pause=0.01)
-    sync_dataset(store, out, no_progress)
+    StoredDataset(store).sync(out, no_progress)
     assert same(source, out)
     assert len(reads(tmp_path / "log")) == sum(-(-n * 811 // PART) for n in range(8)) + 1
-    open_dataset(out, again=True)
+    LocalDataset.open(out, again=True)
 
 
 def test_bytes_count_as_they_arrive_long_before_their_file_is_complete(
@@ -98,13 +93,13 @@ def test_bytes_count_as_they_arrive_long_before_their_file_is_complete(
 ) -> None:
     told: list[tuple[int, int]] = []
     store = Noted(source, tmp_path / "log", num_threads=4)
-    sync_dataset(store, tmp_path / "out", lambda done, _, size: told.append((done, size)))
+    StoredDataset(store).sync(tmp_path / "out", lambda done, _, size: told.append((done, size)))
     assert sorted(told) == told
     parts = len(reads(tmp_path / "log")) - 1  # one file is empty
     assert len({size for _, size in told} - {0}) == parts
     assert told[-1] == (8, sum(range(8)) * 811)
     told.clear()
-    sync_dataset(store, tmp_path / "out", lambda done, _, size: told.append((done, size)))
+    StoredDataset(store).sync(tmp_path / "out", lambda done, _, size: told.append((done, size)))
     assert told[-1] == (8, sum(range(8)) * 811), "what is verified counts as well"
 
 
@@ -126,7 +121,7 @@ def gated(source: Path, tmp_path: Path) -> Iterator[Gated]:
     """A store in the middle of a sync into `out`."""
     store, out = Gated(source, tmp_path / "log"), tmp_path / "out"
     with ThreadPoolExecutor() as pool:
-        sync = pool.submit(sync_dataset, store, out, no_progress)
+        sync = pool.submit(StoredDataset(store).sync, out, no_progress)
         assert store.is_asked.wait(60)
         yield store
         store.may_go.set()
@@ -134,14 +129,14 @@ def gated(source: Path, tmp_path: Path) -> Iterator[Gated]:
 
 
 def test_what_somebody_waits_for_is_fetched_next(gated: Gated, tmp_path: Path) -> None:
-    opened = open_dataset(tmp_path / "out", waiting=gated.may_go.set)
+    opened = LocalDataset.open(tmp_path / "out", waiting=gated.may_go.set)
     assert opened.file("shard-6").is_file()
     # The first was on its way.
     assert gated.keys()[:2] == ["shard-0", "shard-6"]
 
 
 def test_what_training_will_read_is_fetched_next(gated: Gated, tmp_path: Path) -> None:
-    open_dataset(tmp_path / "out").expect(["shard-4", "shard-3"])
+    LocalDataset.open(tmp_path / "out").expect(["shard-4", "shard-3"])
     gated.may_go.set()
     while is_syncing(tmp_path / "out"):
         time.sleep(0.01)
@@ -152,18 +147,18 @@ def test_a_wrong_file_ends_the_sync_and_leaves_no_part_of_it(source: Path, tmp_p
     out, path = tmp_path / "out", source / "shard-6"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(StoreError, match="shard-6 does not match its checksum"):
-        sync_dataset(Noted(source, tmp_path / "log", num_threads=4), out, no_progress)
+        StoredDataset(Noted(source, tmp_path / "log", num_threads=4)).sync(out, no_progress)
     assert not (out / "shard-6").exists()
     assert list(out.glob(".*.????????.part")) == []
     path.unlink()
     with pytest.raises(UserError, match="shard-6 is in the manifest but missing"):
-        sync_dataset(Noted(source, tmp_path / "log"), out, no_progress)
+        StoredDataset(Noted(source, tmp_path / "log")).sync(out, no_progress)
 
 
 def test_fails_without_an_empty_file(source: Path, tmp_path: Path) -> None:
     (source / "shard-0").unlink()
     with pytest.raises(UserError, match="shard-0 is in the manifest but missing"):
-        sync_dataset(Noted(source, tmp_path / "log"), tmp_path / "out", no_progress)
+        StoredDataset(Noted(source, tmp_path / "log")).sync(tmp_path / "out", no_progress)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
@@ -173,13 +168,13 @@ def test_killed_again_and_again_it_fetches_nothing_twice_that_was_in_place(
     out, chance = tmp_path / "out", random.Random(kills)
     for number in range(8, 8 + 2 * kills):  # enough to be killed in the middle of
         (source / f"shard-{number}").write_bytes(chance.randbytes(3 * PART))
-    write_manifest(source, "nobody's", {})
+    LocalDataset.complete(source, "nobody's", {})
     for attempt in range(kills + 1):
         log = tmp_path / f"log-{attempt}"
         store = Noted(source, log, num_threads=3, pause=0.02)
         there = {path.name for path in out.glob("shard-*")}
         process = multiprocessing.get_context("fork").Process(
-            target=sync_dataset, args=(store, out, no_progress)
+            target=StoredDataset(store).sync, args=(out, no_progress)
         )
         process.start()
         least = chance.randrange(1, 7)
@@ -193,7 +188,7 @@ def test_killed_again_and_again_it_fetches_nothing_twice_that_was_in_place(
         assert len(set(fetched)) == len(fetched)
     assert process.exitcode == 0
     assert same(source, out)
-    assert open_dataset(out, again=True).fingerprint == open_dataset(source).fingerprint
+    assert LocalDataset.open(out, again=True).fingerprint == LocalDataset.open(source).fingerprint
     assert [path.name for path in out.iterdir() if path.suffix == ".part"] == []
 
 
@@ -215,5 +210,5 @@ def test_a_part_that_fails_ends_the_threads_that_wait_for_its_memory(
     out.mkdir()
     announce(out, ["shard-7"])
     with pytest.raises(StoreError, match="the connection was lost"):
-        sync_dataset(store, out, no_progress)
+        StoredDataset(store).sync(out, no_progress)
     assert not list(out.glob("shard-7*"))

@@ -23,8 +23,8 @@ import torch
 from tests.training.forked import in_fork
 from tests.training.runs import wait_for
 from tests.training.save_scene import Scene
-from training.durable.save.memory import open_shared
-from training.durable.save.state import HostCopies, HostCopy, LiveState
+from training.durable.save.tensors.memory import open_shared
+from training.durable.save.tensors.state import HostCopies, HostCopy, LiveState
 from training.durable.store.folder import open_store
 from training.durable.store.part_process import PartProcess
 from training.durable.store.s3 import S3Store

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.durable.store.folder import FolderStore, open_store
 from training.durable.store.protocol import (
     AnswerLostError,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import Exit, UserError
 from tests.training.trouble import Trouble, TroubledWay
 from training.cli.main import main
-from training.durable.errors import EXIT_STORE, UserError
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Patience, StoreError, attended, put_unless_changed
 from training.durable.store.s3 import S3Store
@@ -125,7 +125,7 @@ def test_fails_soon_where_a_person_waits_and_nothing_answers(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("training.durable.store.protocol._UNREACHED_SECONDS", 0.5)
     began = time.monotonic()
-    assert main(["report", "--run-uri=s3://bucket/runs/one"]) == EXIT_STORE
+    assert main(["report", "--run-uri=s3://bucket/runs/one"]) == Exit.STORE
     assert time.monotonic() - began < 5
     assert "Could not connect" in capsys.readouterr().err
     assert not Patience.is_attended, "what follows in this process is patient again"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.proof.check.player import Exit, Lives, killed, uninterrupted
+from training.proof.check.player import ExitKind, Lives, killed, uninterrupted
 
 # It writes half of its file, says so, and then waits for its death.
 TEARS = """
@@ -27,7 +27,7 @@ say(final="a")
 
 
 @pytest.mark.parametrize("how", ["kill", "notice"])
-def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: Exit) -> None:
+def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: ExitKind) -> None:
     (tmp_path / "tears.py").write_text(TEARS)
 
     def lives(name: str) -> Lives:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import training.randomness
-from training.durable.save.resume import CheckpointContent
+from training.durable.save.tensors.resume import CheckpointContent
 from training.durable.store.folder import FolderStore
 from training.engine import learner
 from training.engine.learner import Learner

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training.forked import Done, command
 from tests.training.proof.torture import broken
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.proof.torture import command as torture_command
 from training.proof.torture.plan import KINDS
 from training.proof.torture.workload import _Classify

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from PIL import Image
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.workloads.detection.coco_faults import _REFUSED, _WARNED
 
 Content = dict[str, Any]

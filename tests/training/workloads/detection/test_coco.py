@@ -12,10 +12,10 @@ import pytest
 from pycocotools import mask as pycoco_masks
 from pycocotools.coco import COCO
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
-from training.durable.errors import UserError
-from training.durable.store.local_dataset import LocalDataset, open_dataset
+from training.durable.store.local_dataset import LocalDataset
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id
 from training.workloads.detection.dataset import import_folder, open_split
@@ -37,7 +37,7 @@ def rules(folder: Path) -> list[str]:
 
 def imported(source: Path, out: Path) -> LocalDataset:
     assert main([*IMPORT, str(source), f"--out={out}"]) == 0
-    return open_dataset(out)
+    return LocalDataset.open(out)
 
 
 @pytest.mark.parametrize("project", ["plans", "wall"])

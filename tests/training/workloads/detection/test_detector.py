@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d as TorchvisionsNorm
 
+from contract.errors import UserError
 from tests.training.workloads.detection.detectors import (
     SMALL,
     images,
     parameter_count,
     small_detector,
 )
-from training.durable.errors import UserError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import (
     Detector,

@@ -17,7 +17,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workload import Partial
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import laptop

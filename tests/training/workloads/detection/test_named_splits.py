@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
 from tests.training.workloads.detection.exports import BOXES, put, save, voc_xml, yolo_lines
-from training.durable.errors import UserError
 
 FOUR = {"images/part1": range(4), "images/part2": range(4, 6)}
 

@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from contract.errors import UserError
 from tests.training.workloads.detection.detectors import SMALL, images, small_detector
 from tests.training.workloads.detection.watched import small
-from training.durable.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError
 from training.engine.job import origin_from_weights, with_origin
 from training.preflight.standalone import standalone_inputs
 from training.workload import Train

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training.workloads.detection.detectors import parameter_count
-from training.durable.errors import UserError
 from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.config import Architecture, coco_12, full, laptop

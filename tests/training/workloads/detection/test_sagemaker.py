@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import _read_job, _Trainer
-from training.durable.errors import UserError
 from training.workloads.detection.dataset import _annotations_file
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}

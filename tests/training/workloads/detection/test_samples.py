@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
-from training.durable.errors import UserError
-from training.durable.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import LocalDataset
 from training.workload import Inputs
 from training.workloads.detection.config import laptop
 from training.workloads.detection.dataset import (
@@ -34,7 +34,7 @@ SMALL = Augmentation(
 
 
 def inputs(folder: Path) -> Inputs:
-    return cast(Inputs, SimpleNamespace(dataset=write_manifest(folder, "detection", {})))
+    return cast(Inputs, SimpleNamespace(dataset=LocalDataset.complete(folder, "detection", {})))
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
 from tests.training.workloads.detection.exports import put, save
-from training.durable.errors import UserError
 from training.workloads.detection.check import Checked
 
 BOX = "0.5 0.5 0.25 0.5"  # of 64 x 48: from (24, 12) to (40, 36)

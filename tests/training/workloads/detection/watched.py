@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.training.tiny import reached
 from training.cli.main import main
-from training.durable.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import LocalDataset
 from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Loss, Partial, Prepare, Train
@@ -88,5 +88,5 @@ def make_sparse_dataset(out: Path) -> Path:
         found = [each for each in content["annotations"] if each["image_id"] in kept]
         path.write_text(json.dumps(content | {"annotations": found}))
     meta = json.loads((out / "manifest.json").read_text())["meta"]
-    write_manifest(out, "detection", meta)
+    LocalDataset.complete(out, "detection", meta)
     return out

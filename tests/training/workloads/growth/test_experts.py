@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.training.durable.attempt.processes import on_ranks
 from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
-from training.durable.attempt.context import World
+from training.durable.attempt.world import World
 from training.workloads.growth import experts
 from training.workloads.growth.config import Activation, ExpertBlock, GrowthConfig, full
 from training.workloads.growth.expert_products import ExpertProducts

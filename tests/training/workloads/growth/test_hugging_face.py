@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from contract.errors import UserError
 from tests.training.workloads.growth.hugging_face import hugging_face_dense, hugging_face_experts
 from tests.training.workloads.growth.models import small_config, small_model, texts
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.registry import parse_overrides, resolve_config
 from training.workloads.growth import hugging_face
 from training.workloads.growth.config import Activation, Block, DenseBlock, ExpertBlock, Norm

@@ -12,7 +12,7 @@ from tests.training.hooks import interrupt_at, kill_at
 from tests.training.runs import Run, assert_equal
 from tests.training.workloads.growth import hooked
 from training.cli.main import main
-from training.durable.save.resume import read_checkpoint
+from training.durable.save.tensors.resume import CheckpointContent
 from training.engine.optimizer import state_by_name
 from training.workload import OptimizerState
 from training.workloads.expansion import deepen
@@ -47,7 +47,7 @@ def whole(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def optimizer_at_the_end(run: Run, phase: str) -> OptimizerState:
     end = next(e for e in run.head.checkpoints if (e.stage, e.kind) == (phase, "stage-end"))
-    return state_by_name(read_checkpoint(run.store, end))
+    return state_by_name(CheckpointContent.read(run.store, end))
 
 
 def test_a_run_that_is_killed_in_each_phase_and_transition_ends_with_the_same_bits(
@@ -241,7 +241,7 @@ def test_without_biases_it_grows_and_its_experts_are_a_mixtral(
     kill_at(run, "grown", 1)
     assert run.attempt() == 0
     for entry in run.head.checkpoints:
-        model = read_checkpoint(run.store, entry).tensors["model"]
+        model = CheckpointContent.read(run.store, entry).tensors["model"]
         biases = [tensor for name, tensor in model.items() if name.endswith("bias")]
         assert biases and not any(tensor.any() for tensor in biases)
     end = next(e for e in run.head.checkpoints if (e.stage, e.kind) == ("experts", "stage-end"))

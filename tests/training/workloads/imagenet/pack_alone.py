@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 from contract.keys import MANIFEST
-from training.durable.dataset_output import FolderOutput, Output, clean_up
-from training.durable.sources import open_source
-from training.durable.store.dataset import StoreOutput
-from training.durable.store.local_dataset import manifest_of
+from training.durable.dataset_output import FolderOutput, Output
+from training.durable.sources import ImportSource
+from training.durable.store.dataset import StoredDataset, StoreOutput
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.dataset import pack_dataset
 
@@ -24,10 +23,10 @@ def main(source: Path, out: str, kind: str) -> None:
     os.cpu_count = lambda: 2
     output: Output = FolderOutput(Path(out)) if kind == "folder" else StoreOutput(uri=out)
     if output.read(MANIFEST) is None:
-        files = open_source(source, source)
+        files = ImportSource(source, source).files()
         made = pack_dataset(files, output, 0, lambda done, total: print(done, flush=True))
-        output.write(MANIFEST, manifest_of("out", "imagenet", made.meta, made.files))
-    clean_up(output)
+        StoredDataset.complete(output, "imagenet", made)
+    output.clean_up()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workload import Batch, Inputs, Partial, Samples, Train
 from training.workloads.imagenet.config import _laptop
 from training.workloads.imagenet.workload import TrainClassifier

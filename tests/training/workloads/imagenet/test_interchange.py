@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model, resnet18
 
 from tests.training.forked import in_fork
-from training.durable.save.weights import read_weights
+from training.durable.save.tensors.weights import Weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier, write_program
@@ -57,7 +57,7 @@ def test_a_file_of_torchvision_s_gives_the_same_logits(
         save_file(state, path)
     stage = stage_of(7)
     ours = Classifier("resnet18", 7, blur_pool=False)
-    found = stage.from_foreign(ours, read_weights(str(path)).tensors)
+    found = stage.from_foreign(ours, Weights.read(str(path)).tensors)
     assert found is not None
     ours.load_state_dict(dict(found))
     batch = images()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contract.errors import UserError
 from tests.training.workloads.imagenet.photographs import (
     CLASSES,
     command,
@@ -19,7 +20,6 @@ from tests.training.workloads.imagenet.photographs import (
     photograph,
 )
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.store.folder import open_store
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.dataset import _read_validation_classes

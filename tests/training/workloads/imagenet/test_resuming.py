@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.keys import UNFINISHED
 from tests.training.workloads.imagenet.photographs import command, content, fill, photograph
 from training.cli.main import main
 from training.durable.dataset_output import FolderOutput
-from training.durable.sources import UNFINISHED, SourceFile
+from training.durable.sources import SourceFile
 from training.workloads.imagenet import packing
 
 
@@ -49,15 +50,13 @@ def test_an_import_that_was_stopped_packs_nothing_twice_and_ends_with_the_same_b
 def test_an_import_that_was_killed_before_its_last_write_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from training.cli import make_dataset
-
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
     source, out = fill(tmp_path / "own", 9), tmp_path / "one/out"
     assert main(command(source, tmp_path / "whole/out")) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(make_dataset, "clean_up", stop)
+        patched.setattr(FolderOutput, "clean_up", stop)
         assert main(command(source, out)) == 130
     assert main(command(source, out, f"--dataset-uri={tmp_path / 'store'}")) == 0
     assert content(out) == content(tmp_path / "whole/out") == content(tmp_path / "store")

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
+from contract.errors import UserError
 from tests.training.loading import CPU, assert_same
 from tests.training.workloads.imagenet.photographs import fill
 from training.cli.main import main
-from training.durable.errors import UserError
-from training.durable.store.local_dataset import open_dataset, write_manifest
-from training.durable.tally import taken
+from training.durable.store.local_dataset import LocalDataset
+from training.durable.tally import Tally
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader
 from training.randomness import derive_seed
@@ -64,9 +64,12 @@ def damaged(packed: Path, tmp_path: Path) -> Callable[..., ImageSamples]:
             with (folder / f"train-{index[number]['shard']:05d}.tar").open("r+b") as shard:
                 shard.seek(int(index[number]["offset"]))
                 shard.write(bytes(100))
-        write_manifest(folder, "imagenet", open_dataset(packed).meta)
+        LocalDataset.complete(folder, "imagenet", LocalDataset.open(packed).meta)
         return ImageSamples(
-            shards=Shards(open_dataset(folder), "train"), size=lambda _: 32, window=2, seed=SEED
+            shards=Shards(LocalDataset.open(folder), "train"),
+            size=lambda _: 32,
+            window=2,
+            seed=SEED,
         )
 
     return damage
@@ -81,13 +84,13 @@ def test_a_damaged_image_is_replaced_by_the_one_that_seed_and_index_name(
 ) -> None:
     samples, expected = damaged(5), derive_seed("replacement", SEED, 5, 0) % 40
     assert expected != 5
-    taken()
+    Tally.taken()
     first, again = samples.get(5, 0, rng()), samples.get(5, 0, rng())
     assert_same(first, again)
     assert (first["ids"], first["replaced"]) == (expected, 1)
     assert first["labels"] == samples.shards.label(expected)
     assert torch.equal(first["images"], samples.get(expected, 0, rng())["images"])
-    assert taken().counts == {"replaced": 2}
+    assert Tally.taken().counts == {"replaced": 2}
     said = capsys.readouterr().out
     assert said.count("00001-00000.jpg of train-00001.tar cannot be decoded (") == 1
 
@@ -235,7 +238,7 @@ def test_an_evaluated_image_is_torchvision_s_resize_and_center_crop(
 
 
 def test_an_image_is_augmented_from_its_own_generator_alone(packed: Path) -> None:
-    dataset = open_dataset(packed)
+    dataset = LocalDataset.open(packed)
     plain = ImageSamples(shards=Shards(dataset, "train"), size=lambda _: 64, window=2, seed=SEED)
     augmented = replace(plain, augment=v2.RandAugment(magnitude=9))
 

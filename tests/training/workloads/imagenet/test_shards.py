@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.errors import UserError
 from tests.training.workloads.imagenet.photographs import photograph
-from training.durable.errors import UserError
 from training.workloads.imagenet import shards
 from training.workloads.imagenet.shards import (
     INDEX,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.durable.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import LocalDataset
 from training.workloads.trajectory.dataset import _LABELS_FILE, make_dataset
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ SEED = 101
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dataset")
     meta = make_dataset(path, COUNT, SEED, lambda done, total: None)
-    write_manifest(path, "trajectory", meta)
+    LocalDataset.complete(path, "trajectory", meta)
     return path
 
 
@@ -63,7 +63,7 @@ def test_shuffled_labels_leave_chance(folder: Path, tmp_path: Path) -> None:
             content["labels"][k] = label
     (shuffled / _LABELS_FILE).write_text(json.dumps(content))
     os.link(folder / "clips.u8", shuffled / "clips.u8")
-    write_manifest(shuffled, "trajectory", {})
+    LocalDataset.complete(shuffled, "trajectory", {})
     receipt = receipt_of(shuffled, tmp_path / "run", "epochs=8")
     # Chance is 0.09; 176 clips put three standard deviations at 0.16.
     assert receipt["validation_accuracy"] <= 0.17

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workloads.trajectory.clips import (
     _PATHS,
     CLASSES,

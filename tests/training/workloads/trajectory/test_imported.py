@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.errors import UserError
 from training.cli.main import main
-from training.durable.errors import UserError
 from training.durable.sources import SourceFile
 from training.workloads.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, NUM_FRAMES, Frames
 from training.workloads.trajectory.dataset import open_dataset

@@ -15,7 +15,7 @@ from torch import nn
 
 from contract.grammar import Interval, parse_interval
 from training.cli.run import add_run
-from training.durable.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import LocalDataset
 from training.settings import changed
 from training.workload import Train
 from training.workloads.trajectory.dataset import make_dataset
@@ -97,7 +97,7 @@ def test_loader_workers_change_no_bit_and_may_change_under_the_same_run_id(tmp_p
     dataset = tmp_path / "dataset"
     dataset.mkdir()
     meta = make_dataset(dataset, 66, 0, lambda done, total: None, num_workers=1)
-    write_manifest(dataset, "trajectory", meta)
+    LocalDataset.complete(dataset, "trajectory", meta)
     small = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")
     epochs = ("tokenizer_epochs=1", "epochs=2", "time_average_epochs=2")
     options = ["--recipe=magvit_laptop", *(f"--override={o}" for o in (*small, *epochs))]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training.workloads.trajectory.scene import (
     COUNT,
     FakeDataset,
@@ -18,7 +19,6 @@ from tests.training.workloads.trajectory.scene import (
     started,
     train_stage,
 )
-from training.durable.errors import UserError
 from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
 from training.workloads.trajectory.clips import CLASSES

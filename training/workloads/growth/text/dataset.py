@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.durable.dataset_output import FolderOutput
-from training.durable.errors import UserError
-from training.durable.sources import UNFINISHED, SourceFile
+from contract.errors import UserError
+from contract.keys import UNFINISHED
+from training.durable import FolderOutput, SourceFile
 from training.randomness import derive_seed
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
 from training.workloads.growth.text.stories import STORY_BYTES, write_story

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import BinaryIO, NamedTuple, cast
 
-from training.durable.errors import UserError
-from training.durable.sources import SourceFile
+from contract.errors import UserError
+from training.durable import SourceFile
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is tokenized in pieces, which are cut before white space.

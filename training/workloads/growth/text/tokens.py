@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workload import Dataset, Samples
 
 TOKENIZER_FILE = "tokenizer.json"

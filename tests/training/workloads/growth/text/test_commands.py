@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from training.cli import make_dataset as dataset_command
+from contract.keys import UNFINISHED
 from training.cli.main import main
-from training.durable.sources import UNFINISHED
+from training.durable.store.local_dataset import LocalDataset
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.stories import write_story
 
@@ -65,7 +65,7 @@ def test_a_dataset_that_has_no_manifest_yet_is_not_lost_and_not_uploaded(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(dataset_command, "write_manifest", stop)
+        patched.setattr(LocalDataset, "complete", stop)
         assert main([*command, f"--out={out}"]) == 130
     assert main(["data", "upload", str(out), f"--dataset-uri={tmp_path / 'store'}"]) == 2
     assert f"{out} has an unfinished dataset; finish it" in capsys.readouterr().err

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from contract.errors import UserError
+from contract.keys import UNFINISHED
 from training.durable.dataset_output import FolderOutput
-from training.durable.errors import UserError
-from training.durable.sources import UNFINISHED, open_source
-from training.durable.store.local_dataset import LocalDataset, write_manifest
+from training.durable.sources import ImportSource
+from training.durable.store.local_dataset import LocalDataset
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
@@ -31,9 +32,9 @@ def source(folder: Path, texts: list[str] = TEXTS) -> Path:
 
 def imported(path: Path, out: Path, options: TextOptions = SMALL, seed: int = 0) -> LocalDataset:
     out.mkdir(exist_ok=True)
-    files = open_source(path, out.parent / "scratch")
+    files = ImportSource(path, out.parent / "scratch").files()
     meta = import_dataset(files, out, seed, lambda done, total: None, options)
-    return write_manifest(out, "growth", meta)
+    return LocalDataset.complete(out, "growth", meta)
 
 
 def texts_of(data: LocalDataset, split: str) -> list[str]:
@@ -105,7 +106,7 @@ def test_an_interrupted_import_goes_on_and_ends_with_the_same_files(
             if len(calls) == batches:
                 raise KeyboardInterrupt
 
-        import_dataset(open_source(own, tmp_path), out, 0, progress, SMALL)
+        import_dataset(ImportSource(own, tmp_path).files(), out, 0, progress, SMALL)
 
     for batches in (1, 5):
         with pytest.raises(KeyboardInterrupt):
@@ -134,7 +135,7 @@ def test_fails_to_go_on_with_other_text_or_options(
 
     out.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        import_dataset(open_source(own, tmp_path), out, 0, stop, SMALL)
+        import_dataset(ImportSource(own, tmp_path).files(), out, 0, stop, SMALL)
     for seed, options, what in ((1, SMALL, "seed"), (0, TextOptions(vocab_size=301), "options")):
         with pytest.raises(UserError, match=f"unfinished dataset with another {what}; give a new"):
             imported(own, out, options, seed)
@@ -294,7 +295,7 @@ def test_stories_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
         meta = make_dataset(
             tmp_path / name, 60, seed, lambda done, total: seen.append((done, total)), SMALL
         )
-        made[name] = write_manifest(tmp_path / name, "growth", meta)
+        made[name] = LocalDataset.complete(tmp_path / name, "growth", meta)
     assert seen == [(60, 60)] * 3
     assert made["a"].fingerprint == made["b"].fingerprint != made["c"].fingerprint
     stories = {write_story(3, number) for number in range(60)}

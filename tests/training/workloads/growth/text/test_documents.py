@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.durable.errors import UserError
-from training.durable.sources import open_source
+from contract.errors import UserError
+from training.durable.sources import ImportSource
 from training.workloads.growth.text import documents as documents_module
 from training.workloads.growth.text.documents import check_kinds, read_pieces
 
@@ -15,7 +15,7 @@ END = "<|endoftext|>"
 
 
 def documents(path: Path, separator: str = END) -> list[str]:
-    files = open_source(path, path)
+    files = ImportSource(path, path).files()
     check_kinds(files)
     found, pending = list[str](), ""
     for piece in read_pieces(files, separator):
@@ -60,7 +60,7 @@ def test_a_long_document_comes_in_pieces_cut_before_white_space(tmp_path: Path) 
     path = tmp_path / "stories.txt"
     words = " ".join(f"word{number}" for number in range(40))
     path.write_text(words)
-    pieces = list(read_pieces(open_source(path, tmp_path), END))
+    pieces = list(read_pieces(ImportSource(path, tmp_path).files(), END))
     assert len(pieces) > 10
     assert "".join(piece.text for piece in pieces) == words
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.durable.errors import UserError
-from training.durable.store.local_dataset import LocalDataset, write_manifest
+from contract.errors import UserError
+from training.durable.store.local_dataset import LocalDataset
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.text.dataset import _write_tokens
@@ -31,7 +31,7 @@ def dataset(
     _write_tokens(folder, "train", 0, values, shard_tokens=shard_tokens)
     splits = {"train": {"tokens": len(tokens), "documents": tokens.count(0), "bytes": 0}}
     meta = {"vocab_size": vocab_size, "end_of_text": 0, "splits": splits}
-    return write_manifest(folder, "growth", meta)
+    return LocalDataset.complete(folder, "growth", meta)
 
 
 def test_some_windows_are_spread_evenly_over_the_split(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_fails_for_text_shorter_than_a_window_and_for_what_is_no_text(tmp_path: 
         token_samples(data, "train", context=4)
     (tmp_path / "clips").mkdir()
     (tmp_path / "clips" / "x").write_text("x")
-    clips = write_manifest(tmp_path / "clips", "trajectory", {"classes": []})
+    clips = LocalDataset.complete(tmp_path / "clips", "trajectory", {"classes": []})
     with pytest.raises(UserError, match="so it is not a text dataset; make one with"):
         open_tokens(clips, "train")
 

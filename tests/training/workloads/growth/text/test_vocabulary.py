@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from training.durable.errors import UserError
+from contract.errors import UserError
 from training.workloads.growth.text.vocabulary import read_vocabulary, train_tokenizer
 
 TEXTS = ["Once upon a time, the fox ran: Grüße 你好 🦊\n\n\ttab  and spaces ", "a a a\x00\x7f\xa0"]

@@ -1,0 +1,191 @@
+"""A sharded state is written by all ranks, published once, and read by any number of ranks."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.training.damage import flip
+from tests.training.durable.attempt.processes import on_ranks
+from tests.training.save_scene import open_context
+from training.durable.attempt.resume_point import DamagedCheckpointError
+from training.durable.attempt.world import AttemptContext, World
+from training.durable.errors import GoBackError
+from training.durable.record.head import Head, Position
+from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.policy import CheckpointPolicy
+from training.durable.save.tensors.resume import (
+    CheckpointContent,
+    ShardedContent,
+    read_state,
+    slices_of,
+)
+from training.durable.save.tensors.state import LiveState
+from training.durable.store.folder import FolderStore
+from training.engine.optimizer import create_optimizer_state, flatten_state, unflatten_state
+
+POSITION = Position(stage="a", stage_step=4, step=4)
+
+
+def whole_tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "rows": torch.randn(7, 3, generator=generator),  # uneven over 2 and over 3
+        "columns": torch.randn(4, 5, generator=generator).bfloat16(),
+        "one row": torch.randn(1, 6, generator=generator),  # some ranks have nothing
+        "replicated": torch.randn(3, generator=generator),
+        "plain": torch.tensor(2.5),
+        "flags": torch.tensor([True, False, True]),
+    }
+
+
+PLACEMENTS: dict[int, dict[str, Any]] = {
+    2: {"rows": Shard(0), "columns": Shard(1), "one row": Shard(0), "replicated": Replicate()},
+    3: {"rows": Shard(1), "columns": Shard(0), "one row": Shard(1), "replicated": Shard(0)},
+}
+
+
+def distributed(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    mesh = init_device_mesh("cpu", (world.size,))
+    placements = PLACEMENTS[world.size]
+    return {
+        name: distribute_tensor(tensor, mesh, [placements[name]]) if name in placements else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def policy_of(context: AttemptContext, live: LiveState) -> CheckpointPolicy:
+    checkpointer = Checkpointer(context) if context.world.leads else None
+    return CheckpointPolicy(context, checkpointer, 1, lambda: live, is_sharded=True)
+
+
+def newest(root: Path, world: World) -> ShardedContent:
+    store = FolderStore(root / "run")
+    head = Head.read(store)
+    assert head is not None
+    entry = head.checkpoints[-1]
+    state = read_state(store, entry)
+    snapshot = ShardedContent(store, entry, state, slices_of(store, entry, state))
+    assert snapshot.verify(world.rank, world.size) is None
+    return snapshot
+
+
+def write(world: World, root: Path) -> None:
+    context = open_context(FolderStore(root / "run"), root, world=world)
+    tensors = distributed(whole_tensors(), world)
+    capture = LiveState(tensors={"model": tensors}, state={"k": 1})
+    policy_of(context, capture).save_stage_end(POSITION)
+    assert (root / "run" / "head.json").exists()
+    context.metrics.close()
+
+
+def read_on_three(world: World, root: Path) -> None:
+    empty = {name: torch.zeros_like(tensor) for name, tensor in whole_tensors().items()}
+    targets = distributed(empty, world)
+    snapshot = newest(root, world)
+    snapshot.fill({"model": targets})
+    assert snapshot.state["k"] == 1
+    expected = distributed(whole_tensors(), world)
+    for name, target in targets.items():
+        mine = getattr(target, "_local_tensor", target)
+        theirs = getattr(expected[name], "_local_tensor", expected[name])
+        assert torch.equal(mine, theirs), name
+
+
+def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, write)
+    store = FolderStore(tmp_path / "run")
+    head = Head.read(store)
+    assert head is not None
+    (entry,) = head.checkpoints
+    assert sorted(file.name for file in entry.files) == [
+        "model.rank-0000.safetensors",
+        "model.rank-0001.safetensors",
+        "state.json",
+    ]
+    snapshot = CheckpointContent.read(store, entry)
+    assert snapshot.state["k"] == 1
+    for name, tensor in whole_tensors().items():
+        assert snapshot.tensors["model"][name].dtype == tensor.dtype
+        assert torch.equal(snapshot.tensors["model"][name], tensor), name
+    on_ranks(3, tmp_path, read_on_three)
+
+    flip(tmp_path / "run" / "checkpoints" / entry.name / "model.rank-0001.safetensors", -1)
+    with pytest.raises(DamagedCheckpointError, match=r"rank-0001\.safetensors does not match"):
+        CheckpointContent.read(store, entry)
+
+
+def write_with_a_nan(world: World, root: Path) -> None:
+    context = open_context(FolderStore(root / "run"), root, world=world)
+    tensors = distributed(whole_tensors(), world)
+    if world.rank == 1:
+        tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
+    policy = policy_of(context, LiveState(tensors={"model": tensors}, state={}))
+    with context.consensus.noting_divergence():
+        policy.save_stage_end(POSITION)
+    with pytest.raises(GoBackError) as raised:
+        context.consensus.go_back_if_diverged()
+    if world.leads:
+        assert raised.value.divergence is not None
+        assert raised.value.divergence.step == POSITION.step
+        assert re.match(r"rank 1: .+rows contains a NaN", raised.value.divergence.message)
+    context.metrics.close()
+
+
+def test_every_rank_goes_back_where_one_has_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, write_with_a_nan)
+    head = Head.read(FolderStore(tmp_path / "run"))
+    assert head is not None
+    assert head.checkpoints == ()
+
+
+def make_learner(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 6), 0.1 * (step + 1))).square().sum().backward()
+        optimizer.step()
+
+
+def fsdp_goes_on_exactly(world: World, root: Path) -> None:
+    context = open_context(FolderStore(root / "run"), root, world=world)
+    model, optimizer = make_learner(1)
+    train(model, optimizer, 3)
+    tensors: dict[str, Tensor] = {}
+    skeleton = flatten_state(optimizer.state_dict(), tensors)
+    capture = LiveState(
+        tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
+    )
+    policy_of(context, capture).save_stage_end(POSITION)
+    train(model, optimizer, 2)
+
+    other, other_optimizer = make_learner(2)
+    create_optimizer_state(other_optimizer)
+    targets: dict[str, Tensor] = {}
+    flatten_state(other_optimizer.state_dict(), targets)
+    snapshot = newest(root, world)
+    snapshot.fill({"model": other.state_dict(), "optimizer": targets})
+    other_optimizer.load_state_dict(unflatten_state(snapshot.state["optimizer"], targets))
+    train(other, other_optimizer, 2)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]
+    context.metrics.close()
+
+
+def test_a_model_under_fsdp_goes_on_exactly(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, fsdp_goes_on_exactly)

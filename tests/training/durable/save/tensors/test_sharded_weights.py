@@ -1,0 +1,76 @@
+"""Checkpoints written by several ranks are read by every command, and can start other runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
+from safetensors import safe_open
+
+from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run
+from training.cli.main import main
+from training.durable.save.tensors.weights import weights_sha256
+
+NewRun = Callable[[str], Run]
+OPTIONS = [SHARDED, *AVERAGED, *DOUBLE, "--override=schedule=constant"]
+
+
+@pytest.fixture(scope="module")
+def sharded(finished: Callable[..., Run]) -> Run:
+    """A finished run of two ranks."""
+    return finished(*OPTIONS, ranks=2)
+
+
+def test_the_final_weights_are_one_whole_file(sharded: Run) -> None:
+    with safe_open(f"{sharded.uri}/final/model.safetensors", framework="pt") as file:
+        about = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert weights_sha256(tensors) == about["weights_sha256"] == sharded.head.weights_sha256
+    assert (about["stage"], about["step"]) == ("second", "24")
+    assert tensors["0.weight"].shape == (8, 6)
+
+
+def test_export_reads_it(sharded: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["export", f"--run-uri={sharded.uri}", f"--out={tmp_path / 'w.safetensors'}", "--json"]
+    assert main([*out, "--checkpoint=newest"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights_sha256"] == sharded.head.weights_sha256
+
+
+def test_evaluate_and_predict_read_it(
+    sharded: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subject = [f"--run-uri={sharded.uri}", f"--dataset-uri={sharded.dataset}"]
+    assert main(["evaluate", *subject, "--checkpoint=newest", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics == sharded.json("receipt.json")["stages"]["second"]
+    out = tmp_path / "predictions.jsonl"
+    assert main(["predict", *subject, "--checkpoint=best", f"--out={out}"]) == 0
+    assert len(out.read_text().splitlines()) == 12
+
+
+def test_another_run_begins_with_its_weights(
+    sharded: Run, new_run: NewRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(str(tmp_path / "tuned" / "run-1"))
+    run.options = OPTIONS
+    assert run.attempt_with_ranks(2, f"--init-from={sharded.uri}") == [0, 0]
+    assert "[second] starts with the weights of" in capfd.readouterr().out
+    assert run.json("config.json")["origin"]["weights_sha256"] == sharded.head.weights_sha256
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_extended_run_goes_on_where_it_finished(
+    sharded: Run, new_run: NewRun, tmp_path: Path, size: int
+) -> None:
+    longer, extended = (new_run(str(tmp_path / name / "run-1")) for name in ("longer", "extended"))
+    longer.options = [*OPTIONS, "--override=second_epochs=4"]
+    extended.options = OPTIONS
+    assert longer.attempt() == 0
+    more = [f"--init-from={sharded.uri}", "--extend-to=4epochs"]
+    assert set(extended.attempt_with_ranks(size, *more)) == {0}
+    last = extended.losses()
+    assert [step for step, *_ in last] == [25, 26, 27, 28]
+    whole = {step: loss for step, _, loss, _ in longer.losses()}
+    for step, _, loss, _ in last:
+        assert loss == pytest.approx(whole[step], rel=1e-9, abs=1e-9)

@@ -1,0 +1,314 @@
+"""Tells whether a program's save is over: how long its folder was quiet, and how it saves.
+
+Where nothing is known of its processes, a quiet time alone must do. A program's habit is
+learned from its folder, to see the end of a save sooner, and so is which files only grow: nothing
+is concluded from one save, or once two have differed; whatever is unclear waits for the full quiet
+time.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.durable.save.snapshots.listing import (
+    FileState,
+    Listing,
+    SnapshotError,
+    is_named_log,
+    list_folder,
+)
+from training.durable.save.snapshots.processes import held_open, living_below
+
+_NOT_LOOKED = "a file, perhaps,"
+# How many saves must have been alike.
+_ALIKE = 3
+_NUMBER = re.compile(r"[0-9]+")
+# How much of a growing file's end must still be there at the next look.
+_TAIL_BYTES = 4096
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+# How often it must have grown.
+_GROWTHS = 3
+# Beside logs, how much longer than ever before the other files must have stayed as they are.
+_OVERDUE_TIMES = 3
+# How often a file named like a log must have been rewritten to be none; once is a new log.
+_REWRITES = 2
+
+
+@dataclass(kw_only=True, slots=True)
+class QuietTime:
+    """A folder as it was at each look."""
+
+    listing: Listing | None = None
+    since: float = 0.0  # monotonic: the first look at which it was as it is now
+    # A file that a process could write to, as far as is known since the last change.
+    held_open: str | None = _NOT_LOOKED
+    # Processes that have lived since the last change was seen: one of them made it.
+    writers: set[int] = field(default_factory=set)
+    # The program's first process: what it wrote just before it died may be half a file.
+    program: int | None = None
+
+    def look(self, listing: Listing) -> float:
+        """Record the folder as it is now; return for how many seconds it has been unchanged."""
+        now, alive = time.monotonic(), living_below(os.getpid())
+        has_changed = self.listing is None or self.listing.difference(listing) is not None
+        # A process that died may have left a file half written, which its death closed.
+        if has_changed or not self.writers <= alive:
+            self.writers = alive if has_changed else self.writers & alive
+            self.since, self.held_open = now, _NOT_LOOKED
+        self.listing = listing
+        return now - self.since
+
+    def look_at(self, folder: Path) -> bool:
+        """Record the folder, if it can be listed; return whether it has changed since."""
+        before = self.listing
+        with suppress(SnapshotError):
+            self.look(list_folder(folder))
+        now = self.listing
+        return before is not None and now is not None and before.difference(now) is not None
+
+    def is_closed(self) -> bool:
+        """Whether no file of the folder is open for writing now."""
+        assert self.listing is not None
+        self.held_open = held_open(self.listing)
+        alive = living_below(os.getpid())
+        has_died = bool(alive) and self.program not in (None, *alive)
+        if has_died or not self.writers <= alive:
+            self.held_open = _NOT_LOOKED
+        return self.held_open is None
+
+    @property
+    def found_open(self) -> str | None:
+        """The file that was found open at the last look; None if there was none, or no look."""
+        return None if self.held_open == _NOT_LOOKED else self.held_open
+
+    def seconds_until_now(self, listing: Listing) -> float:
+        """For how long the folder has been as it is now; 0 if it changed since the last look."""
+        if self.listing is None or self.listing.difference(listing) is not None:
+            return 0.0
+        return time.monotonic() - self.since
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Burst:
+    """What changed between two pauses, under names that the next save will have too."""
+
+    names: Counter[str]
+    numbers: tuple[tuple[int, ...], ...]  # those in the names of new files
+
+    @classmethod
+    def between(cls, before: Listing, after: Listing) -> "_Burst":
+        """Return what was written; deletions make no difference."""
+        files = [p for p, f in after.files.items() if before.files.get(p) != f]
+        links = [path for path, to in after.links.items() if before.links.get(path) != to]
+        names, numbers = Counter[str](), []
+        for path in (path for path in [*files, *links] if not after.is_log(path)):
+            name = path
+            if path not in before.files and path not in before.links:
+                # Numbers in the names of existing folders are not the save's own.
+                known = max((f for f in before.folders if path.startswith(f"{f}/")), default="")
+                rest = path[len(known) :]
+                name = known + _NUMBER.sub("#", rest)
+                numbers.append(tuple(map(int, _NUMBER.findall(rest))))
+            names[name] += 1
+        return cls(names=names, numbers=tuple(sorted(numbers)))
+
+    @property
+    def plain(self) -> Counter[str]:
+        """The names without any number."""
+        found = Counter[str]()
+        for name, count in self.names.items():
+            found[_NUMBER.sub("#", name)] += count
+        return found
+
+    def may_follow(self, before: "_Burst") -> bool:
+        """Whether both are saves of one kind, and not two parts of one.
+
+        New files alone may be parts, such as `shard-2` after `shard-1`: an existing file must be
+        written with them. And a name's first number must change, unlike that of `step10-part2`.
+        """
+        if self.names != before.names or len(self.numbers) == self.names.total():
+            return False
+        for mine, others in zip(self.numbers, before.numbers, strict=False):
+            if mine and mine[:1] == others[:1]:
+                return False
+        return True
+
+    def may_come_after_the_first(self, first: "_Burst") -> bool:
+        """Whether the first one shows where such a save begins: it held all of it, or none."""
+        mine, others = self.plain, first.plain
+        return mine <= others or not mine.keys() & others.keys()
+
+
+class SaveHabit:
+    """Tells whether a pause is the end of a save; it must be told of each pause."""
+
+    def __init__(self) -> None:
+        self._paused: Listing
+        self._first: _Burst | None = None
+        self._last: _Burst | None = None
+        self._num_alike = 0
+        self._is_regular = True
+        self._is_end = False
+
+    def begin(self, listing: Listing) -> None:
+        """Start with the folder that the program starts with."""
+        self._paused = listing
+
+    def is_end(self, listing: Listing) -> bool:
+        """Whether the folder, in a pause and with nothing open, holds a save like those before."""
+        if self._paused.difference(listing) is not None:
+            burst = _Burst.between(self._paused, listing)
+            self._paused = listing
+            if burst.names:
+                self._is_end = self._learn(burst)
+        return self._is_end
+
+    def is_part(self, listing: Listing) -> bool:
+        """Whether a part is missing of a save like those before, which were alike."""
+        if self._last is None or not self._is_regular or self._num_alike < _ALIKE - 1:
+            return False
+        mine, usual = _Burst.between(self._paused, listing).plain, self._last.plain
+        return bool(mine) and mine <= usual and mine != usual
+
+    def _learn(self, burst: _Burst) -> bool:
+        if self._first is None:
+            self._first = burst
+            return False
+        last, self._last = self._last, burst
+        if last is None:
+            self._num_alike = int(burst.plain == self._first.plain)
+        elif not burst.may_follow(last):
+            self._is_regular = False
+        self._num_alike += 1
+        is_known = self._num_alike >= _ALIKE
+        return self._is_regular and is_known and burst.may_come_after_the_first(self._first)
+
+
+def _is_rewritten(old: FileState, new: FileState) -> bool:
+    """Whether it is another file, or has been written without having grown."""
+    is_other = (new.device, new.inode) != (old.device, old.inode)
+    return is_other or (new.bytes <= old.bytes and new.mtime_ns != old.mtime_ns)
+
+
+class Replacing:
+    """Tells whether a program replaces entire files, and never writes into an old one."""
+
+    def __init__(self) -> None:
+        self._has_replaced = False
+        self._has_rewritten = False
+
+    def look(self, before: Listing, now: Listing) -> None:
+        """Compare two looks at the folder."""
+        for path, old in before.files.items():
+            new = now.files.get(path)
+            if new is None or new == old or now.is_log(path):
+                continue
+            if (new.device, new.inode) != (old.device, old.inode):
+                self._has_replaced = True
+            elif _is_rewritten(old, new):
+                self._has_rewritten = True
+        links = now.links.items()
+        self._has_replaced |= any(before.links.get(path, to) != to for path, to in links)
+
+    @property
+    def is_habit(self) -> bool:
+        """Whether that was seen at least once, and nothing else was."""
+        return self._has_replaced and not self._has_rewritten
+
+
+@dataclass(kw_only=True, slots=True)
+class _Growth:
+    """A file that has only grown since it was first seen."""
+
+    state: FileState
+    last: float  # when it was seen to grow
+    since: float = 0.0  # its first growth
+    times: int = 0
+    rewrites: int = 0
+    tail: bytes = b""
+
+
+class GrowingFiles:
+    """Files that only grow, by text appended to them, such as a metrics.csv, or named like logs.
+
+    A save that is being written grows too: only text counts that grows for longer than the quiet
+    time, and each time ends with a complete line or has paused. A name counts until the file has
+    been rewritten or replaced twice.
+    """
+
+    def __init__(self, root: Path, quiet_seconds: float, pause_seconds: float) -> None:
+        self.logs: frozenset[str] | None = None
+        self._root = root
+        self._quiet_seconds = quiet_seconds
+        self._pause_seconds = pause_seconds
+        self._seen: dict[str, _Growth] = {}
+        # When other files were last saved, or else the program started, and the longest in between.
+        self.saved_ns, self.longest_ns = time.time_ns(), 0
+        self._known = frozenset[str]()  # logs of earlier lives
+
+    def resume(self, note: Mapping[str, Any]) -> None:
+        """Go on with what an earlier life has learned, as its last snapshot says."""
+        self._known, self.longest_ns = frozenset(note.get("logs", ())), note.get("longest_ns", 0)
+
+    def look(self, listing: Listing) -> None:
+        """Compare the folder with how it was at the last look."""
+        now, before = time.monotonic(), self._seen
+        self._seen, inodes = {}, {(f.device, f.inode) for f in listing.files.values()}
+        for path, state in listing.files.items():
+            seen = before.get(path)
+            if seen is None or (
+                seen.state != state and not self._has_grown(path, seen, state, now)
+            ):
+                rewrites, old = (seen.rewrites, seen.state) if seen else (0, state)
+                # A log that is rotated has another name now.
+                is_rotated = old.inode != state.inode and (old.device, old.inode) in inodes
+                rewrites += _is_rewritten(old, state) and not is_rotated
+                seen = _Growth(state=state, last=now, rewrites=rewrites)
+            self._seen[path] = seen
+        self.logs = frozenset(path for path, seen in self._seen.items() if self._is_log(path, seen))
+
+    def captured(self, listing: Listing) -> None:
+        """Note when other files were saved: in captures only, as lock files come and go."""
+        if not listing.has_logs_only:
+            self.longest_ns = max(self.longest_ns, listing.written_ns - self.saved_ns)
+            self.saved_ns = max(self.saved_ns, listing.written_ns)
+
+    def are_state(self, listing: Listing) -> bool:
+        """Whether growth counts by itself, as nothing else is saved, or that has stopped.
+
+        A program that resumes from a checkpoint must not find rows that it will write again.
+        """
+        age_ns = time.time_ns() - listing.written_ns
+        return listing.has_logs_only or age_ns > _OVERDUE_TIMES * self.longest_ns
+
+    def _is_log(self, path: str, seen: _Growth) -> bool:
+        if seen.rewrites < _REWRITES and (is_named_log(path) or path in self._known):
+            return True
+        return seen.times >= _GROWTHS and seen.last - seen.since >= self._quiet_seconds
+
+    def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
+        """Whether it has only grown, with its old end still in place; record that growth."""
+        old = seen.state
+        if not old.may_grow_to(state):
+            return False
+        try:
+            with (self._root / path).open("rb") as stream:
+                stream.seek(old.bytes - len(seen.tail))
+                is_kept = stream.read(len(seen.tail)) == seen.tail
+                stream.seek(max(0, state.bytes - _TAIL_BYTES))
+                tail = stream.read(min(_TAIL_BYTES, state.bytes))
+        except OSError:
+            return False
+        has_paused = now - seen.last >= self._pause_seconds
+        is_text = b"\n" in tail and not _NO_TEXT.search(tail)
+        if not is_kept or not is_text or not (tail.endswith(b"\n") or has_paused):
+            return False
+        seen.since = seen.since if seen.times else now
+        seen.state, seen.tail, seen.last, seen.times = state, tail, now, seen.times + 1
+        return True

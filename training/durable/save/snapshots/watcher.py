@@ -1,0 +1,378 @@
+"""Decides when a folder is captured: when the program says so, or when nothing changed for a while.
+
+Once a program has touched the commit file, no other moment counts, because only the program knows
+which of its files belong together. If neither moment ever comes, the program is stopped for a
+capture, which then holds what a crash would have left.
+"""
+
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from training.durable.save.snapshots.capture import Moment
+from training.durable.save.snapshots.listing import (
+    ChangedError,
+    Listing,
+    SnapshotError,
+    leaves,
+    list_folder,
+)
+from training.durable.save.snapshots.processes import held_open, living_below
+from training.durable.save.snapshots.quiet import GrowingFiles, QuietTime, Replacing, SaveHabit
+from training.durable.save.snapshots.snapshot import Reason
+
+_log = logging.getLogger(__name__)
+
+# How often the commit file is looked for: a program may wait for it.
+_POLL_SECONDS = 0.025
+# Looking at a big folder takes at most this share of one core.
+_LOOKING_SHARE = 0.02
+# The quiet time after a notice: the program may be gone before the usual one is over.
+_HASTY_SECONDS = 1.0
+# In quiet times: the pause after which a save is over, if earlier ones ended so.
+_PAUSE_SHARE = 0.2
+# How long a program may go without a quiet time before it is stopped for a snapshot: in quiet
+# times, but at most so many seconds, and fewer after a notice.
+_RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
+# In the last quarter of that, and earlier for the first snapshot, a pause is enough.
+_CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
+# A file that only grows is sent again as a whole, on average no faster than this.
+_GROWTH_BYTES_PER_SECOND = 1e6
+# How often it is stopped at most, until nothing is open for writing.
+_STOPS = 16
+# A shell's exit code for a program that SIGKILL ended.
+_KILLED = 128 + signal.SIGKILL
+
+
+class Watcher:
+    """Watches the folder, in a thread that calls `capture` at the right moments.
+
+    The main thread watches it: `Mirror.check` raises the `error` that has ended it.
+
+    `capture` returns what it has captured, or raises, for instance if the folder has changed since
+    it was found quiet; `refused` is told why nothing can be captured.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        commit_file: Path,
+        quiet_seconds: float,
+        capture: Callable[[Reason, Moment], Listing],
+        refused: Callable[[SnapshotError], None],
+    ) -> None:
+        self.says_when = False
+        self.is_hasty = False
+        self.captured: Listing | None = None
+        self.standstill_error: SnapshotError | None = None  # why stopping the program failed
+        self.error: BaseException | None = None
+        self._folder = folder
+        self._commit_file = commit_file
+        self._quiet_seconds = quiet_seconds
+        self._capture = capture
+        self._refused = refused
+        self._quiet = QuietTime()
+        self._habit, self._replacing = SaveHabit(), Replacing()
+        self.growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
+        self._is_tentative = False  # the last capture
+        self._was_saving = False  # when it was told to end, and that save has not ended since
+        # A file that was open for writing in a quiet time, and when that time began.
+        self._held: tuple[str | None, float] = None, 0.0
+        self._patience = 1.0  # doubled after each failed stop
+        self._told: set[str] = set()
+        self._uncaptured_since: float | None = None  # the first look at something new
+        self._grown_at = -math.inf  # the last capture of growth
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, program: int | None = None) -> None:
+        """Watch from now on, as long as that process lives; `last_moment` handles its end."""
+        self._quiet.program = program
+        self.growing.saved_ns = time.time_ns()
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread.start()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Stop watching; wait up to `seconds` for a capture under way."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def telling(self) -> None:
+        """Note, before the program is told to end, whether it is in a save, which that may tear.
+
+        A program that exits takes seconds, its files closed: a second's pause proves nothing then.
+        """
+        listing = self._list()
+        is_new = self.captured is None or self.captured.difference(listing) is not None
+        if listing.is_empty or self._replacing.is_habit or not (is_new or self._is_tentative):
+            return
+        seconds, held = self._quiet.seconds_until_now(listing), held_open(listing)
+        is_open = held is not None and not self._stays_open(held)
+        self._was_saving = is_open or seconds < self._sure_seconds
+
+    def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
+        """Return when the folder of an ended program may be captured; SnapshotError if never.
+
+        If the program says when, its last request counts, however it ended. Otherwise what it wrote
+        last counts if it ended well by itself; told to end, it may have been in a save.
+        """
+        with suppress(FileNotFoundError):
+            asked = self._moment(asked_ns=self._commit_file.stat().st_ctime_ns)
+            self.says_when = True
+            return asked
+        if self.says_when:
+            raise SnapshotError("what the program did after its last commit does not count")
+        if exit_code == 0 and not was_told:
+            return Moment()
+        listing = self._list()
+        if self._grown(listing):
+            return self._moment(is_tentative=self._is_tentative)
+        if self._habit.is_part(listing):
+            raise SnapshotError("the program ended in the middle of a save")
+        if was_told and 0 <= exit_code != _KILLED:
+            if self._was_saving:
+                raise SnapshotError("it was told to end in the middle of a save")
+            return self._moment(is_tentative=True)
+        seconds = self._quiet.seconds_until_now(listing)
+        if seconds < self._wanted_seconds:
+            raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
+        if (path := self._quiet.held_open) is not None:
+            raise SnapshotError(f"{path} was open for writing when the program died")
+        return self._moment(quiet=self._quiet.listing)
+
+    def is_captured(self) -> bool:
+        """Whether the folder is unchanged since the last capture."""
+        try:
+            listing = self._list()
+        except SnapshotError:
+            return False
+        return self.captured is not None and self.captured.difference(listing) is None
+
+    @property
+    def uncaptured_seconds(self) -> float:
+        """For how long there has been something to capture but no moment to do so."""
+        since = self._uncaptured_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps the folder from being quiet, as a clause."""
+        if held := self._quiet.found_open:
+            return f"{held} stays open for writing"
+        listing = self._quiet.listing
+        return f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
+
+    @property
+    def outlook(self) -> str:
+        """What will be done if the folder is never quiet, as a clause."""
+        if self.standstill_error is not None:
+            return f"none can be taken with the program stopped either: {self.standstill_error}"
+        return f"after {self._restless_seconds:g} s the program is stopped for a moment to take one"
+
+    @property
+    def _wanted_seconds(self) -> float:
+        is_hasty = self.is_hasty and not self._was_saving
+        return min(self._quiet_seconds, _HASTY_SECONDS) if is_hasty else self._quiet_seconds
+
+    @property
+    def _pause_seconds(self) -> float:
+        return min(_PAUSE_SHARE * self._quiet_seconds, self._wanted_seconds)
+
+    @property
+    def _sure_seconds(self) -> float:
+        """The pause that shows that no save is under way, if the program's habit is not known.
+
+        On a busy machine a program may stall for longer than the share of a short quiet time.
+        """
+        return max(self._pause_seconds, min(self._quiet_seconds, _HASTY_SECONDS))
+
+    @property
+    def _restless_seconds(self) -> float:
+        """How long the program may go without a quiet moment before it is stopped for one.
+
+        It is stopped more often if it only ever replaces entire files.
+        """
+        quiet = self._quiet_seconds
+        if self._replacing.is_habit:
+            return min(quiet, _RESTLESS_HASTY_SECONDS) if self.is_hasty else quiet
+        return max(quiet, min(_RESTLESS_TIMES * quiet, _RESTLESS_SECONDS))
+
+    @property
+    def _choosing_seconds(self) -> float:
+        """How long until a pause is enough to stop it."""
+        seconds = self._restless_seconds
+        if self.captured is None:
+            seconds = min(seconds, _FIRST_TIMES * self._quiet_seconds)
+        if self.is_hasty:
+            seconds = min(seconds, self._quiet_seconds, _RESTLESS_HASTY_SECONDS)
+        return _CHOOSING_SHARE * seconds
+
+    def _run(self) -> None:
+        next_look = 0.0
+        try:
+            while not self._stop.wait(_POLL_SECONDS):
+                if self._commit_file.exists():
+                    self._commit_asked()
+                elif time.monotonic() >= next_look:
+                    next_look = self._look()
+        except BaseException as error:  # the attempt's thread must see it
+            self.error = error
+
+    def _commit_asked(self) -> None:
+        """Capture what the program asked for, and remove the file that it waits for."""
+        self.says_when = True
+        self.growing.logs = None  # nobody looks any more how they grow
+        try:
+            asked = self._commit_file.stat()
+            self.captured = self._capture("commit", self._moment(asked_ns=asked.st_ctime_ns))
+        except (ChangedError, FileNotFoundError) as error:
+            if isinstance(error, ChangedError):
+                self._refused(error)  # and try again
+            return
+        except SnapshotError as error:
+            self._refused(error)
+        # If it was touched again during the capture, that asks for another one.
+        if _is_untouched(self._commit_file, asked):
+            self._commit_file.unlink(missing_ok=True)
+
+    def _look(self) -> float:
+        """Capture the folder if its moment has come; return when to look again."""
+        began, wanted = time.thread_time(), self._wanted_seconds
+        if self.says_when or not self._quiet_seconds:
+            return time.monotonic() + _HASTY_SECONDS
+        try:
+            before, listing = self._quiet.listing, self._list()
+            self._tell_odd(listing)
+            self.growing.look(listing)
+            listing = replace(listing, logs=self.growing.logs)
+            if before is None:
+                self._habit.begin(listing)
+            else:
+                self._replacing.look(before, listing)
+            is_changed = self.captured is None or self.captured.difference(listing) is not None
+            seconds = self._quiet.look(listing)
+            if grown := self._grown(listing):
+                self._capture_growth(listing, grown)
+            if listing.is_empty or not (is_changed or self._is_tentative):
+                self._uncaptured_since = None
+            else:
+                self._uncaptured_since = self._uncaptured_since or time.monotonic()
+                is_part = seconds < self._quiet_seconds and self._habit.is_part(listing)
+                is_quiet = seconds >= wanted and not is_part
+                is_quiet = is_quiet or self._is_end(listing, seconds)
+                # The rest of a save may follow, and then a better moment.
+                if not is_part or self._is_overdue:
+                    self._capture_if_due(listing, seconds, is_quiet, is_changed=is_changed)
+        except ChangedError:
+            pass  # not quiet after all
+        except SnapshotError as error:
+            self._refused(error)
+        looked = (time.thread_time() - began) / _LOOKING_SHARE
+        return time.monotonic() + max(min(self._pause_seconds / 4, _HASTY_SECONDS), looked)
+
+    def _capture_if_due(
+        self, listing: Listing, seconds: float, is_quiet: bool, *, is_changed: bool
+    ) -> None:
+        """Capture what has stood still, or what never does."""
+        is_late = self.uncaptured_seconds >= self._patience * self._choosing_seconds
+        # This costs more than a look. In haste it is always done: a kill may follow.
+        is_closed = (is_quiet or is_late or self.is_hasty) and self._quiet.is_closed()
+        found = self._quiet.found_open
+        if seconds >= self._quiet_seconds and found != self._held[0]:
+            self._held = found, self._quiet.since
+        is_pause = is_closed or self._stays_open(found)
+        is_pause = is_pause and seconds >= self._sure_seconds
+        self._was_saving &= not is_pause or seconds < self._quiet_seconds
+        if is_quiet and is_closed:
+            reason: Reason = "notice" if self.is_hasty else "quiet"
+            self.captured = self._capture(reason, self._moment(quiet=listing))
+            self._is_tentative, self._uncaptured_since = False, None
+        elif is_changed and is_late and (is_pause or self._is_overdue) and not self._was_saving:
+            try:
+                self.captured = self._capture_stopped(listing if is_pause else None)
+                self.standstill_error, self._patience = None, 1.0
+                self._is_tentative, self._uncaptured_since = True, None
+            except ChangedError:
+                raise
+            except SnapshotError as error:
+                self.standstill_error, self._patience = error, 2 * self._patience
+                raise
+
+    def _grown(self, listing: Listing) -> list[str]:
+        """Return the logs that are all that has changed since the last capture, if that counts."""
+        if self.captured is None or not self.growing.are_state(listing):
+            return []
+        return self.captured.grown(listing)
+
+    def _capture_growth(self, listing: Listing, grown: list[str]) -> None:
+        """Capture logs as a crash would leave them: the program is stopped if there are several."""
+        size = 0 if self.is_hasty else sum(listing.files[path].bytes for path in grown)
+        wanted = max(self._wanted_seconds, size / _GROWTH_BYTES_PER_SECOND)
+        if (now := time.monotonic()) - self._grown_at < wanted:
+            return
+        self._grown_at = now
+        can_stop = self._quiet.program in living_below(os.getpid())
+        about = {"is_tentative": self._is_tentative, "is_standstill": can_stop and len(grown) > 1}
+        self.captured = self._capture("appended", self._moment(quiet=listing, **about))
+
+    def _capture_stopped(self, pause: Listing | None) -> Listing:
+        """Capture in a pause; if there is none, between two writes if that can be hit."""
+        moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause)
+        for _ in range(0 if pause else _STOPS):
+            with suppress(ChangedError):
+                return self._capture("crash-consistent", replace(moment, is_closed=True))
+        return self._capture("crash-consistent", moment)
+
+    def _stays_open(self, path: str | None) -> bool:
+        """Whether it was open in a quiet time before the last change, unlike files of a save."""
+        held, since = self._held
+        return path is not None and path == held and since < self._quiet.since
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether any moment must do."""
+        return self.uncaptured_seconds >= self._patience * self._restless_seconds
+
+    def _is_end(self, listing: Listing, seconds: float) -> bool:
+        """Whether this pause is the end of a save, as far as the program's habit is known."""
+        is_pause = seconds >= self._pause_seconds and self._quiet.is_closed()
+        return is_pause and self._habit.is_end(listing) and not self._was_saving
+
+    def _list(self) -> Listing:
+        return list_folder(self._folder, self.growing.logs)
+
+    def _moment(self, **about: Any) -> Moment:
+        return Moment(logs=self.growing.logs, **about)
+
+    def _tell_odd(self, listing: Listing) -> None:
+        """Report once what is not saved."""
+        for path, kind in listing.skipped.items():
+            self._tell_once(path, f"{path!r} is {kind} and is not saved")
+        for path, target in listing.links.items():
+            if leaves(self._folder, path, target):
+                self._tell_once(
+                    path,
+                    f"{path!r} points out of the folder, to {target!r}: the link is saved, but "
+                    "not its target",
+                )
+
+    def _tell_once(self, path: str, text: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            _log.warning(f"[snapshot] {text}")
+
+
+def _is_untouched(path: Path, before: os.stat_result) -> bool:
+    with suppress(FileNotFoundError):
+        now = path.stat()
+        return (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    return False
