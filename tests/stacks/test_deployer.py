@@ -15,9 +15,9 @@ from botocore.exceptions import ClientError
 
 from contract.keys import PACKED, UNFINISHED
 from embedded_aws import EmbeddedAws
+from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.embedded_aws.iam.roles import make_role, signed_by
 from tests.page_policies import allowed, policy
-from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import DATASET
 from training.durable.store.dataset import StoreOutput
 from training.durable.store.protocol import StoreError
