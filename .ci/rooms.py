@@ -92,7 +92,7 @@ def test(room: str) -> bool:
 
 
 def changed(base: str) -> set[str]:
-    """Return the rooms whose code differs from the base, their dependents, and changed tests' rooms."""
+    """Return the rooms whose code or tests differ from the base, and dependents of such code."""
     paths = [*listed("diff", "--name-only", base), *listed("ls-files", "-o", "--exclude-standard")]
     found = {path.partition("/")[0] for path in paths}
     while more := {room for room in ROOMS if needed_by(room) & found} - found:
