@@ -21,7 +21,7 @@ WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.c
 # The parts of `make check`, longest first: the first two use both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
-.PHONY: always help setup demo drill test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: always help setup demo drill test test-changed rooms slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -92,6 +92,13 @@ drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS=
 
 test: $(GROUPS:%=.venv/.%) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)
+
+BASE ?= main
+test-changed: $(GROUPS:%=.venv/.%) ## the tests of the rooms that differ from BASE (main), and of those that depend on them
+	@$(BIN)/python -m pytest $(WORKERS) $$($(BIN)/python .ci/rooms.py --changed $(BASE)) $(ARGS)
+
+rooms: $(READY) $(GROUPS:%=.venv/.%) ## each room's tests alone, with only its packages and what it may import: make rooms ROOMS="sizing stacks"
+	@$(BIN)/python .ci/rooms.py $(ROOMS)
 
 slow: .venv/.examples .venv/.formats ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)

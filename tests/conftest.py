@@ -3,16 +3,17 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from contract import description
-from tests.forked_trainer import run_in_fork
 
 # What collection makes lives until the end, in every fork too: looking for garbage in it costs a
 # sixth of all.
@@ -31,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # minutes and comes before all, while the others that boot machines are few.
 LONGEST_FIRST = (
     "rehearsal/test_demo.py",
-    "operate/test_deployed.py",
+    "across/test_deployed.py",
     "rehearsal/drills/test_drills.py",
     "training/proof/torture/test_command.py",
     "userdata/test_examples.py",
@@ -121,9 +122,17 @@ def _signal_handlers_are_restored() -> Iterator[None]:
 def _workloads_are_described_in_forks(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No interpreter imports torch for each; tests/contract/test_description.py has real ones."""
-    if request.path.parent.name != "contract":
-        monkeypatch.setattr(description, "subprocess", SimpleNamespace(run=run_in_fork))
+    """No interpreter imports torch for each; tests/across/test_description.py has real ones."""
+    if request.path.name != "test_description.py":
+
+        def run(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+            if find_spec("torch") is None:
+                pytest.skip("the trainer, which this asks, needs torch")
+            from tests.forked_trainer import run_in_fork
+
+            return run_in_fork(*words, **options)
+
+        monkeypatch.setattr(description, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture(autouse=True)

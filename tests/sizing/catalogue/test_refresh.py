@@ -8,7 +8,6 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from embedded_aws import EmbeddedAws
 from sizing.__main__ import main
 from sizing.catalogue import refresh as asked
 from sizing.catalogue.prices import age_note
@@ -111,13 +110,6 @@ def test_earlier_answers_about_other_sizes_stay_with_their_own_date(
         PriceBook(answers=answers).find("g6.xlarge"), NOW.date()
     )
     assert "WARNING" not in age_note([PriceBook(answers=answers).find("g5.xlarge")[1]], NOW.date())
-
-
-def test_the_embedded_aws_answers_for_spot_prices() -> None:
-    with EmbeddedAws() as aws:
-        found = dict(asked.spot_prices(aws.client("ec2"), ["g5.xlarge"], NOW))
-    assert set(found) == {"g5.xlarge"}
-    assert "us-east-1a" in found["g5.xlarge"]
 
 
 def test_the_command_uses_the_cache_and_says_how_old_it_is(

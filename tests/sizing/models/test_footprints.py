@@ -5,13 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from sizing.models import footprints
 from sizing.models.constants import Constants
 from sizing.models.memory import gpu_memory
 from tests.sizing import sample_footprints
-from training.engine.reduction import sums_set_aside
 
 MIB = sample_footprints.MIB
 
@@ -126,13 +124,3 @@ def test_fails_on_another_format(tmp_path: Path) -> None:
     path.write_text('{"format": 9, "footprints": []}')
     with pytest.raises(ValueError, match="format 9"):
         footprints.load(path)
-
-
-@pytest.mark.parametrize("num_micro", [1, 2, 3, 4, 5, 8, 9, 16, 17, 100])
-def test_sums_that_wait_on_one_gpu_are_those_of_the_trainer(path: Path, num_micro: int) -> None:
-    (whole,) = footprints.counted_stages("trajectory", "full", path=path)
-    model = torch.nn.Linear(256, 256, bias=False)
-    alone = replace(
-        whole, global_batch=num_micro, micro_batch=1, gradient_bytes=model.weight.nbytes
-    )
-    assert alone.aside_bytes == sum(t.nbytes for t in sums_set_aside(model, num_micro))

@@ -14,9 +14,9 @@ from botocore.stub import Stubber
 
 from contract.stack_names import description_of
 from embedded_aws import EmbeddedAws
-from rehearsal.demo.deployment import PREFIX
 from stacks.doctor.__main__ import main
 from tests.page_policies import action, allowed
+from tests.stack_names import PREFIX
 
 # Anybody may ask who they are; the fleet's dry run may be denied.
 ALLOWED = allowed("deployer.md") | {"sts:GetCallerIdentity", "ec2:RequestSpotFleet"}

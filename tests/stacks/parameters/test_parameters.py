@@ -11,8 +11,6 @@ from sizing import catalogue
 from stacks.parameters import StackParameters
 from stacks.parameters.context import CDK_JSON, defaults
 from stacks.parameters.fields import KINDS
-from stacks.parameters.workloads import recipes, workloads
-from training.registry import WORKLOADS, load_workload
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0f0e0d0c-1111-2222-3333-444455556666"
 
@@ -304,12 +302,6 @@ def test_fails_on_the_instance_store_of_a_size_without_one(monkeypatch: pytest.M
     monkeypatch.setattr(catalogue.sizes, "instances", lambda: {**known, "g5.2xlarge": bare})
     with pytest.raises(ValueError, match=r"and g5\.2xlarge has no instance store; use ebs"):
         StackParameters.for_size("g5.xlarge", data_on="nvme")
-
-
-def test_the_registry_is_read_as_training_has_it() -> None:
-    assert workloads() == WORKLOADS
-    for name in workloads():
-        assert sorted(recipes(name)) == sorted(load_workload(name).recipes)
 
 
 def test_a_group_given_as_a_dictionary_overrides_its_defaults() -> None:

@@ -11,10 +11,12 @@ from aws_cdk.assertions import Annotations, Match
 from contract.run_env import find_fault
 from stacks.parameters import StackParameters
 from stacks.parameters.checks import check_by_trainer
+from stacks.parameters.workloads import recipes, workloads
 from stacks.plan import annotate
 from stacks.program_source import write_source
 from tests.stacks.templates import sample_run_env
 from tests.training import documented
+from training.registry import WORKLOADS, load_workload
 
 
 def given(folder: Path, **others: Any) -> StackParameters:
@@ -135,3 +137,9 @@ def test_fails_for_overrides_that_do_not_fit_the_dataset_s_manifest(tmp_path: Pa
     context["overrides"] = "num_classes=2 num_queries=300"
     with pytest.raises(ValueError, match=r"override num_classes=3; also: .*num_queries=400"):
         StackParameters.for_size("g5.xlarge", **context)
+
+
+def test_the_registry_is_read_as_training_has_it() -> None:
+    assert workloads() == WORKLOADS
+    for name in workloads():
+        assert sorted(recipes(name)) == sorted(load_workload(name).recipes)
