@@ -45,7 +45,7 @@ from training.settings import recorded
 _log = logging.getLogger(__name__)
 
 # The rooms of training/ whose code affects the weights.
-_ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
+_ROOMS = ("artifacts", "durable/attempt", "durable/save", "engine", "workloads/expansion")
 # A connection breaks a moment before its process ends.
 _RANK_SECONDS = 1.0
 _LEASE_LOST = "lease-lost"  # the note of rank 0
