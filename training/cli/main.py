@@ -21,7 +21,7 @@ no manifest came in time · 130 stopped by Ctrl-C"""
 # Command -> the file of this folder whose add_<command> adds its options, and its help text.
 _COMMANDS = {
     "run": ("run", "train to the end, or resume where a run is"),
-    "data": ("dataset", "make, check, upload and sync datasets"),
+    "data": ("data", "make, check, upload and sync datasets"),
     "measure": ("measure", "what each stage needs, without a GPU"),
     "describe": ("measure", "what a workload is made of, as JSON"),
     "count": ("count", "what a step of any model needs, without a GPU or a workload"),

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training.cli import run_program
-from training.cli.run import add_override, positive, positive_int
+from training.cli.run import add_override, add_program, is_program, positive, positive_int
 from training.durable.errors import UserError
 
 _PROOF = "training.proof"
@@ -50,7 +49,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="of a program: how often to kill it before its end (default: %(default)s)",
     )
-    run_program.add(parser)
+    add_program(parser)
     parser.set_defaults(act=_check)
 
 
@@ -99,7 +98,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    if run_program.is_program(options):
+    if is_program(options):
         return _command("check", "program", "check_program")(options)
     if options.name is None:
         raise UserError("nothing to check: name a workload, or pass --program and --source")

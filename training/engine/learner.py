@@ -38,8 +38,7 @@ from training.engine.stage_checks import (
     checked_weight,
 )
 from training.randomness import seed_torch
-from training.stage_data import release_prior
-from training.workload import Batch, Inputs, Start, Train, implements
+from training.workload import Batch, Inputs, Start, Train, implements, release_prior
 
 _log = logging.getLogger(__name__)
 

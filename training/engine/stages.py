@@ -36,8 +36,7 @@ from training.engine.loop import StageLoop
 from training.engine.optimizer import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.step_log import longest, sentence
-from training.stage_data import PriorTensors
-from training.workload import Inputs, OptimizerState, Prepare, Prior, Train
+from training.workload import Inputs, OptimizerState, Prepare, Prior, PriorTensors, Train
 
 _log = logging.getLogger(__name__)
 

@@ -32,8 +32,7 @@ from training.durable.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError, ex
 from training.durable.tally import count, timed
 from training.engine import loader as engine_loader
 from training.engine.batches import Maker, MicroBatch
-from training.engine.loader import Loader, num_workers
-from training.engine.loader_worker import read, write
+from training.engine.loader import Loader, num_workers, read, write
 from training.randomness import derive_seed, derive_seeds
 from training.settings import LoaderWorkers
 

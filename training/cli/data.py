@@ -1,7 +1,8 @@
-"""`python -m training data make | import`: a workload's dataset, generated or from your own files.
+"""`python -m training data make | import | check | upload | sync`.
 
-The same command continues an interrupted import into shards. At its end, as after `data check`, it
-prints what follows for a run: overrides, the size and its dollars, the commands.
+`make` and `import` write a workload's dataset, generated or from your own files; the same command
+continues an interrupted import into shards. Both, and `check --workload`, end with what follows for
+a run: overrides, the size and its dollars, the commands. Only they import torch.
 """
 
 import argparse
@@ -12,42 +13,209 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.grammar import argument_type, parse_place
+from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
+from contract.program import WORKLOAD as PROGRAM
+from contract.progress import progress_record
 from training.cli.next_commands import show_next
-from training.cli.run import add_override, checked_folder, positive_int
+from training.cli.run import add_override, add_writer, checked_folder, positive_int
 from training.durable.dataset_output import FolderOutput, Output, clean_up
-from training.durable.errors import EXIT_FINISHED, MachineError, UserError
-from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar
+from training.durable.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, MachineError, UserError
+from training.durable.record.metrics import Events
+from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar, table
 from training.durable.sources import UNFINISHED, Brought, open_folder, open_source
-from training.durable.store.dataset import StoreOutput, stored_source, upload_dataset
+from training.durable.store.dataset import (
+    StoreOutput,
+    stored_source,
+    sync_dataset,
+    upload_dataset,
+    wait_for_manifest,
+)
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import facts_of, manifest_of, write_manifest
+from training.durable.store.local_dataset import (
+    facts_of,
+    is_programs_own,
+    list_files,
+    manifest_of,
+    open_dataset,
+    write_manifest,
+)
 from training.durable.store.protocol import Store
 from training.durable.store.verified import VerifiedFiles
+from training.registry import load_workload, parse_overrides, with_overrides
 
 if TYPE_CHECKING:
     from training.workload import Workload
 
-URI = "s3://bucket/prefix, or a folder"
+_URI = "s3://bucket/prefix, or a folder"
 
 
-def add_make(make: argparse.ArgumentParser) -> None:
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add the commands of `data`."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_make(commands.add_parser("make", help="make a workload's dataset in a new folder"))
+    _add_import(commands.add_parser("import", help="make a workload's dataset from your own files"))
+    check = commands.add_parser("check", help="verify a folder against its manifest")
+    check.description = (
+        "Verify a folder's files against its manifest. With --workload, also check their content, "
+        "before or after an import: exit code 2 if training would break."
+    )
+    check.add_argument("folder", type=_folder)
+    check.add_argument("--workload", help="check what is in the files, as this workload reads it")
+    check.add_argument("--json", action="store_true", help="print what was found as JSON")
+    check.set_defaults(act=_check)
+    upload = commands.add_parser("upload", help="upload a folder, the manifest last")
+    upload.description = (
+        "Upload a folder, the manifest last. A folder without a manifest is taken as a program's: "
+        "its manifest lists all files in it at each upload, and is written to the store only."
+    )
+    upload.add_argument("folder", type=_folder)
+    upload.add_argument("--dataset-uri", required=True, help=_URI)
+    upload.set_defaults(act=_upload)
+    sync = commands.add_parser("sync", help="fetch what is missing and verify everything")
+    sync.add_argument("--dataset-uri", required=True, help=_URI)
+    sync.add_argument("--out", required=True, type=Path)
+    sync.add_argument(
+        "--wait-seconds",
+        type=argument_type(parse_seconds),
+        default=0.0,
+        help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
+    )
+    sync.add_argument(
+        "--begun-file", type=Path, help="count here what is there, once a trainer can open it"
+    )
+    sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
+    add_writer(sync, "writer of these events")
+    sync.set_defaults(act=_sync)
+
+
+def _folder(text: str) -> Path:
+    return Path(argument_type(parse_place)(text))
+
+
+def _check(options: argparse.Namespace) -> int:
+    if options.workload:
+        return _check_content(options.workload, options.folder, as_json=options.json)
+    if options.json:
+        raise UserError("--json prints what was found in the files; add --workload")
+    dataset = open_dataset(options.folder, again=True)
+    files = dataset.manifest["files"]
+    size = sum(entry["bytes"] for entry in files) / 1e6
+    print(f"[ok] dataset verified: {len(files)} files, {size:.1f} MB")
+    return EXIT_FINISHED
+
+
+def _upload(options: argparse.Namespace) -> int:
+    if (options.folder / UNFINISHED).is_file():
+        raise UserError(
+            f"{options.folder} has an unfinished dataset; finish it with the command that began it"
+        )
+    store = open_store(options.dataset_uri)
+    # A program's folder is its user's: nothing is written there.
+    own = list_files(options.folder, PROGRAM, {}) if is_programs_own(options.folder) else None
+    return _send(options.folder, store, own)
+
+
+def _sync(options: argparse.Namespace) -> int:
+    store = open_store(options.dataset_uri)
+    events = Events(open_store(options.run_uri), options.writer) if options.run_uri else None
+
+    def missing() -> None:
+        command = f"python -m training data upload DIR --dataset-uri {options.dataset_uri}"
+        message = f"{store.uri} has no manifest.json yet; upload a dataset: {command}"
+        print(f"[waiting {options.wait_seconds:g} s] {message}", flush=True)
+        if events:
+            events.emit("dataset-missing", "info", message=message)
+
+    def begun() -> None:
+        if options.begun_file is not None:
+            options.begun_file.touch()
+
+    if not wait_for_manifest(store, options.wait_seconds, missing):
+        print(f"[failed] no manifest.json appeared within {options.wait_seconds:g} s", flush=True)
+        return EXIT_NO_MANIFEST
+    checked_folder(options.out)
+    with FileProgressBar("syncing") as show:
+
+        def progress(done: int, total: int, size: int) -> None:
+            if options.begun_file is not None and (show.is_due or done == total):
+                with suppress(OSError):  # a sync must not fail because of it
+                    options.begun_file.write_bytes(progress_record("dataset", done, size))
+            show(done, total, size)
+
+        done = sync_dataset(store, options.out, progress, begun)
+    print(
+        f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
+        f"{done.megabytes_per_second:.1f} MB/s",
+        flush=True,
+    )
+    if events:
+        events.emit(
+            "dataset-synced",
+            "ok",
+            files=done.files,
+            bytes=done.bytes,
+            fetched_files=done.fetched_files,
+            fetched_bytes=done.fetched_bytes,
+            seconds=round(done.seconds, 4),
+        )
+    return EXIT_FINISHED
+
+
+def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
+    """Print what the workload finds; UserError, exit code 2, if training would break."""
+    # Not at the top: it imports torch, and a sync runs at boot.
+    from training.workload import Workload, implements
+
+    workload = load_workload(name)
+    if not implements(workload, Workload.check_data):
+        raise UserError(
+            f"workload {workload.name!r} cannot check what is in a dataset: it has no check_data "
+            "(training/workload.py); leave --workload out"
+        )
+    # Progress goes to stderr, so that what is found can be piped.
+    dataset = None
+    with redirect_stdout(sys.stderr):
+        if (folder / MANIFEST).is_file():
+            dataset = open_dataset(folder, again=True)
+        with ProgressBar(f"checking {folder.name}", 0) as bar:
+            report = workload.check_data(
+                folder, lambda done, total: bar.show(done, "images", total)
+            )
+    if as_json:
+        print(json.dumps(report.as_json(), indent=1))
+    else:
+        for title, rows in report.tables.items():
+            print("\n".join([title, *table(rows), ""]))
+        for finding in report.findings:
+            print(f"[{'refused' if finding.is_refused else 'warning'}] {finding.message}")
+        if not report.refusals:
+            print(f"[ok] {folder} can be trained on; warnings: {len(report.warnings)}")
+    if refused := [finding.rule for finding in report.refusals]:
+        raise UserError(f"{folder} cannot be trained on: it was refused for {', '.join(refused)}")
+    if dataset is not None and not as_json:
+        show_next(name, workload, dataset.manifest, str(folder), None)
+    elif not as_json:
+        print(f"next:\n    python -m training data import {folder} --workload {name} --out data")
+    return EXIT_FINISHED
+
+
+def _add_make(make: argparse.ArgumentParser) -> None:
     """Add the options of `data make`."""
     make.add_argument("--workload", required=True)
     make.add_argument("--out", required=True, type=Path, help="an empty or new folder")
     make.add_argument("--count", required=True, type=positive_int, help="number of samples")
     make.add_argument("--seed", type=int, default=0)
-    make.add_argument("--dataset-uri", help=f"also upload it to {URI}")
+    make.add_argument("--dataset-uri", help=f"also upload it to {_URI}")
     _add_override(make)
     make.set_defaults(act=_make)
 
 
-def add_import(bring: argparse.ArgumentParser) -> None:
+def _add_import(bring: argparse.ArgumentParser) -> None:
     """Add the options of `data import`."""
     bring.description = (
         "Make a workload's dataset from your own files: a folder, zip or tar archive with FILE or "
@@ -65,7 +233,7 @@ def add_import(bring: argparse.ArgumentParser) -> None:
     bring.add_argument("--seed", type=int, default=0, help="decides the splits if you specify none")
     bring.add_argument(
         "--dataset-uri",
-        help=f"also upload it to {URI}; images without --out go there as they are packed",
+        help=f"also upload it to {_URI}; images without --out go there as they are packed",
     )
     bring.add_argument("--json", action="store_true", help="print what was made as JSON")
     _add_override(bring)
@@ -97,7 +265,7 @@ def _make(options: argparse.Namespace) -> int:
             )
         _finish_making(options.out, workload.name, meta, began)
     print(f"[data] {facts_of(meta)}")
-    return EXIT_FINISHED if store is None else send(options.out, store)
+    return EXIT_FINISHED if store is None else _send(options.out, store)
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -139,7 +307,7 @@ def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping
                 )
             manifest = _finish_making(options.out, workload.name, meta, began)
     if store is not None:
-        send(options.out, store)
+        _send(options.out, store)
     return manifest
 
 
@@ -173,7 +341,7 @@ def _import_packed(
                 verified.add(entry)
     clean_up(output)
     if options.out is not None and options.dataset_uri:
-        send(options.out, open_store(options.dataset_uri))
+        _send(options.out, open_store(options.dataset_uri))
     manifest: Mapping[str, Any] = json.loads(output.read(MANIFEST) or b"")
     return manifest
 
@@ -196,8 +364,6 @@ def _output(options: argparse.Namespace, workload: str) -> Output:
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
     """Load the workload, with the options for its datasets."""
-    from training.registry import load_workload, parse_overrides, with_overrides
-
     workload = load_workload(options.workload)
     overrides = parse_overrides(options.override)
     if not overrides:
@@ -244,7 +410,7 @@ def _print_made(files: Sequence[Mapping[str, Any]], began: float) -> None:
     print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
 
 
-def send(folder: Path, store: Store, manifest: bytes | None = None) -> int:
+def _send(folder: Path, store: Store, manifest: bytes | None = None) -> int:
     with FileProgressBar("uploading") as show:
         done = upload_dataset(folder, store, show, manifest)
     print(
