@@ -25,9 +25,10 @@ from sizing.models.constants import Constants
 from sizing.models.footprints import Footprint
 from sizing.models.memory import gpu_memory
 from sizing.models.step_time import step_time
+from training.engine.job import ResolvedWorkload
 from training.numerics import configure
 from training.preflight.ladder import train_steps
-from training.registry import load_workload, resolve_config
+from training.registry import load_workload
 from training.workload import Train
 
 _WARM_STEPS, _STEPS = 3, 10
@@ -184,9 +185,11 @@ def _clocked(done: Iterator[object], device: torch.device) -> Iterator[float]:
 
 def _steps_of_stage(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
     workload = load_workload(about["workload"])
-    config = resolve_config(workload, about["recipe"], {"deterministic": about["deterministic"]})
+    given = {"deterministic": about["deterministic"]}
+    resolved = ResolvedWorkload.of(workload, about["recipe"], given)
+    config = resolved.config
     configure(num_threads=config.num_threads, deterministic=config.deterministic)
-    stage = next(each for each in workload.stages(config) if each.name == about["stage"])
+    stage = next(each for each in resolved.stages if each.name == about["stage"])
     assert isinstance(stage, Train)
     settings = stage.settings
     num_micro = -(-settings.global_batch // settings.micro_batch)

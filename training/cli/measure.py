@@ -336,10 +336,10 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
 
 def _describe(options: argparse.Namespace) -> int:
     import_from(options.source)
-    from training.engine.job import checked_stages
+    from training.engine.job import ResolvedWorkload
     from training.engine.stage_checks import problems
     from training.preflight.preflight import refuse_dataset
-    from training.registry import fitted, load_workload, parse_overrides, resolve_config
+    from training.registry import fitted, load_workload, parse_overrides
     from training.workload import Workload, implements
 
     workload = load_workload(options.workload)
@@ -350,8 +350,7 @@ def _describe(options: argparse.Namespace) -> int:
     samples = workload.nominal_samples.get(recipe, {})
     meta = _meta(options.manifest) if options.manifest is not None else {}
     overrides = {**fitted(workload, recipe, overrides, meta), **overrides}
-    config = resolve_config(workload, recipe, overrides)
-    stages = checked_stages(workload, config)
+    stages = ResolvedWorkload.of(workload, recipe, overrides).stages
     refuse_dataset(meta, stages)
     rows, why = _footprints(options.workload, recipe, overrides) if options.measure else ([], "")
     described = WorkloadDescription(

@@ -36,7 +36,7 @@ from training.durable.record.run import RunConfig
 from training.durable.report.profiler import StepProfiler
 from training.durable.report.receipt import RunResult
 from training.durable.store.local_dataset import LocalDataset, facts_of
-from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
+from training.engine.job import ResolvedWorkload, RunOptions
 from training.engine.stages import StageSequence
 from training.numerics import code_fingerprint, configure, numerics_key
 from training.registry import module_of
@@ -66,7 +66,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
         )
         key = numerics_key(
             device,
-            world=environment.world_size if depends_on_ranks(resolved.stages) else None,
+            world=environment.world_size if resolved.depends_on_ranks else None,
             deterministic=config.deterministic,
             stages=resolved.numerics,
             code=code_fingerprint(module_of(options.workload), *_ROOMS),

@@ -278,10 +278,3 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
             yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; return Settings"
     if not any(isinstance(stage, Train) for stage in stages):
         yield "no stage trains; at least one must subclass training.workload.Train"
-
-
-def describe(workload: Any, recipe: str) -> str:
-    """One line with the recipes and the stages of one, for the start of the report."""
-    stages = workload.stages(workload.recipes[recipe]())
-    kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
-    return f"recipes {', '.join(sorted(workload.recipes))}; stages of {recipe}: {kinds}"

@@ -28,7 +28,7 @@ from training.durable.report.progress import configure_logging
 from training.durable.save.state import HostCopies
 from training.durable.store.folder import open_store
 from training.engine.attempt import run_workload
-from training.engine.job import RunOptions, resolve_workload
+from training.engine.job import ResolvedWorkload, RunOptions
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
 from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
@@ -195,7 +195,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     workload = load_workload(request.workload)
     if request.is_short:
         workload = shortened(workload, request.num_steps)
-    resolved = resolve_workload(options, observed(workload, injector))
+    resolved = ResolvedWorkload.of(observed(workload, injector), request.recipe, request.overrides)
     return run_workload(options, resolved, supervisor)
 
 

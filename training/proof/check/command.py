@@ -15,7 +15,8 @@ from contract.grammar import parse_interval
 from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.durable.record.head import read_head
 from training.durable.store.folder import open_store
-from training.engine.stage_checks import describe, problems
+from training.engine.job import ResolvedWorkload
+from training.engine.stage_checks import problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences, read_outcome
 from training.proof.experiment import (
@@ -26,7 +27,7 @@ from training.proof.experiment import (
     run_experiment,
 )
 from training.proof.injector import Kill
-from training.registry import load_workload, parse_overrides, resolve_config
+from training.registry import load_workload, parse_overrides
 from training.workload import Train
 
 # The next attempt waits this long after a kill. It may be short, as no two attempts run at once.
@@ -51,9 +52,11 @@ def check(options: argparse.Namespace) -> int:
         return _end(options, began, found, [])
     recipe = options.recipe or next(iter(workload.recipes))
     overrides = parse_overrides(options.override)
-    config = resolve_config(workload, recipe, overrides)
+    stages = ResolvedWorkload.of(workload, recipe, overrides).stages
     parse_interval(options.checkpoint_interval)
-    _print(options, f"[ok] protocol: {describe(workload, recipe)}")
+    kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
+    recipes = ", ".join(sorted(workload.recipes))
+    _print(options, f"[ok] protocol: recipes {recipes}; stages of {recipe}: {kinds}")
     # torch imports it with the first optimizer: 3 s that the forked attempts need not repeat.
     import torch
     import torch._dynamo
@@ -91,7 +94,7 @@ def check(options: argparse.Namespace) -> int:
             found = [f"two runs without interruption differ: {text}" for text in differing]
             return _end(options, began, found, [])
         _print(options, "[ok] repeated run: the same weights, losses and sample ids")
-        planned = _plan(workload.stages(config), options.steps)
+        planned = _plan(stages, options.steps)
         ours, reached = runs.interrupted("interrupted", planned)
         found = [
             *(f"the interrupted run differs: {text}" for text in differences(ours, whole)),

@@ -15,13 +15,13 @@ from typing import Any
 
 from contract.grammar import parse_interval
 from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
-from training.engine.job import depends_on_ranks
+from training.engine.job import ResolvedWorkload
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES, Size
 from training.proof.torture.series import Target, Torture, Totals
-from training.registry import load_workload, parse_overrides, resolve_config
+from training.registry import load_workload, parse_overrides
 from training.workload import Workload
 
 _BUILT_IN = "training.proof.torture.workload:SMALL"
@@ -42,8 +42,7 @@ def torture(options: argparse.Namespace) -> int:
     workload = load_workload(options.workload)
     recipes = _recipes(options, workload)
     overrides = parse_overrides(options.override)
-    for recipe in recipes:
-        resolve_config(workload, recipe, overrides)
+    resolved = {recipe: ResolvedWorkload.of(workload, recipe, overrides) for recipe in recipes}
     intervals = options.checkpoint_interval.split(",")
     for interval in intervals:
         parse_interval(interval)
@@ -72,9 +71,7 @@ def torture(options: argparse.Namespace) -> int:
         ),
         recipes=recipes,
         sizes=sizes,
-        depends_on_ranks=lambda recipe: depends_on_ranks(
-            workload.stages(resolve_config(workload, recipe, overrides))
-        ),
+        recipes_of_ranks={name for name, each in resolved.items() if each.depends_on_ranks},
         intervals=intervals,
         runs_uri=options.run_uri or str(out / "runs"),
         stops_at_first=options.exitfirst,

@@ -6,7 +6,7 @@ It also knows which exits of an attempt are expected, and counts the totals.
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -95,7 +95,7 @@ class Target:
     request: AttemptRequest
     recipes: Sequence[str]
     sizes: Sequence[Size]
-    depends_on_ranks: Callable[[str], bool]  # whether the bits of a recipe's results do
+    recipes_of_ranks: Set[str]  # whose results have bits that depend on the number of ranks
     intervals: Sequence[str]
     runs_uri: str
     stops_at_first: bool  # whether the first run that differs ends the torture
@@ -125,7 +125,7 @@ class Torture:
         while self.totals.kills < end and not (target.stops_at_first and self.totals.differences):
             number += 1
             recipe = recipes.draw()
-            is_fixed = target.depends_on_ranks(recipe)
+            is_fixed = recipe in target.recipes_of_ranks
             variant = Variant(
                 recipe=recipe,
                 sizes=(sizes.draw(),) if is_fixed else tuple(target.sizes),
@@ -138,7 +138,7 @@ class Torture:
             run.compare(reference)
 
     def _reference(self, prefix: str, variant: Variant) -> tuple[RunOutcome, float]:
-        ranks = variant.sizes[0].ranks if self.target.depends_on_ranks(variant.recipe) else 1
+        ranks = variant.sizes[0].ranks if variant.recipe in self.target.recipes_of_ranks else 1
         key = variant.recipe, ranks
         if key not in self._references:
             name = f"{prefix}-reference-{variant.recipe}-{ranks}"
