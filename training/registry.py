@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from training.workload import Prepare, Train, Workload
 
 WORKLOADS: dict[str, str] = {
-    "detection": "training.workloads.detection.workload:DETECTION",
-    "growth": "training.workloads.growth.workload:GROWTH",
-    "imagenet": "training.workloads.imagenet.workload:IMAGENET",
-    "trajectory": "training.workloads.trajectory.workload:TRAJECTORY",
+    "detection": "training.workloads.detection.detection_workload:DETECTION",
+    "growth": "training.workloads.growth.growth_workload:GROWTH",
+    "imagenet": "training.workloads.imagenet.imagenet_workload:IMAGENET",
+    "trajectory": "training.workloads.trajectory.trajectory_workload:TRAJECTORY",
 }
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from training.workload import Batch
 from training.workloads.growth.config import GrowthConfig, full, literal
+from training.workloads.growth.growth_workload import TrainPhase
 from training.workloads.growth.model import LanguageModel
-from training.workloads.growth.workload import TrainPhase
 
 Phase = Literal["dense", "experts", "grown"]
 

@@ -66,7 +66,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=1, help="spread the kills over seeds S, S+1, ...")
     add(
         "--workload",
-        default="training.proof.torture.workload:SMALL",
+        default="training.proof.torture.small_workload:SMALL",
         help="a known name, or your own as package.module:NAME (default: a built-in one)",
     )
     add("--recipe", help="or several: a,b (default: the first; all of the built-in one's)")

@@ -15,7 +15,7 @@ from training.cli.main import main
 from training.durable.sources import SourceFile
 from training.registry import load_workload, workable
 from training.workload import Progress, Workload
-from training.workloads.imagenet.workload import IMAGENET
+from training.workloads.imagenet.imagenet_workload import IMAGENET
 
 META = {"classes": ["a", "b"], "splits": {"train": 291, "validation": 33}}
 

@@ -24,7 +24,7 @@ from training.proof.torture.series import Target, Torture, Totals
 from training.registry import load_workload, parse_overrides
 from training.workload import Workload
 
-_BUILT_IN = "training.proof.torture.workload:SMALL"
+_BUILT_IN = "training.proof.torture.small_workload:SMALL"
 _COUNT, _BUILT_IN_COUNT = 100, 77
 
 

@@ -22,7 +22,7 @@ from training.evaluation_files import Captioned, write_sheet, write_table
 from training.workload import Inputs, Partial, Train
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import DetectionConfig
-from training.workloads.detection.dataset import open_split
+from training.workloads.detection.detection_dataset import open_split
 from training.workloads.detection.detector import Detections, postprocess
 from training.workloads.detection.image_files import read_rgb, upright_size
 from training.workloads.detection.samples import Augmentation, Batch, read, written

@@ -23,8 +23,8 @@ from training.artifact_key import artifact_key
 from training.durable.errors import RunFailedError, UserError
 from training.randomness import derive_seed
 from training.workload import Inputs, Prepare, Probe
+from training.workloads.trajectory.clip_dataset import open_dataset, shard_frames
 from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig
-from training.workloads.trajectory.dataset import open_dataset, shard_frames
 
 if TYPE_CHECKING:
     from training.workloads.trajectory.clips import Frames

@@ -21,15 +21,15 @@ from training.durable.dataset_output import FolderOutput
 from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED, SourceFile, class_names
 from training.processes import in_processes
-from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
-from training.workloads.trajectory.config import ClipOptions
-from training.workloads.trajectory.dataset import (
+from training.workloads.trajectory.clip_dataset import (
     CLIPS_FILE,
     TRACKS_FILE,
     stratified_splits,
     without_partial_test,
     write_labels,
 )
+from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
+from training.workloads.trajectory.config import ClipOptions
 from training.workloads.trajectory.videos import Decoding, FrameChoice, check_suffix, decode
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.workload import Inputs, Loss, Settings, Start
-from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE
-from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
-from training.workloads.trajectory.dataset import (
+from training.workloads.trajectory.clip_dataset import (
     Batch,
     ClipSamples,
     View,
     open_dataset,
     split_failures,
 )
+from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE
+from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
 from training.workloads.trajectory.evaluation import ClipEvaluation
 from training.workloads.trajectory.forecast import FutureForecast, place_error
 

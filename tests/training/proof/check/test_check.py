@@ -62,7 +62,7 @@ def test_ranks_that_share_more_weights_than_a_bucket_holds_resume_exactly(
     num_processes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--recipe=large", f"--num-processes={num_processes}", "--count=77", "--json"]
-    assert main(["check", "training.proof.torture.workload:SMALL", *options]) == 0
+    assert main(["check", "training.proof.torture.small_workload:SMALL", *options]) == 0
     record = json.loads(capsys.readouterr().out)
     assert len(record["interruptions"]) == 11
     assert "interrupted at stage 'wide', step 6" in record["interruptions"]

@@ -13,7 +13,7 @@ from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import _read_job, _Trainer
 from training.durable.errors import UserError
-from training.workloads.detection.dataset import _annotations_file
+from training.workloads.detection.detection_dataset import _annotations_file
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 ANNOTATIONS = "_annotations.coco.json"

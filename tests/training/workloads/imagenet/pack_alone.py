@@ -13,7 +13,7 @@ from training.durable.sources import open_source
 from training.durable.store.dataset import StoreOutput
 from training.durable.store.local_dataset import manifest_of
 from training.workloads.imagenet import packing
-from training.workloads.imagenet.dataset import pack_dataset
+from training.workloads.imagenet.image_dataset import pack_dataset
 
 _IMAGES_EACH = 5
 

@@ -23,8 +23,8 @@ from training.workloads.imagenet.config import (
     _full,
     _laptop,
 )
+from training.workloads.imagenet.imagenet_workload import TrainClassifier
 from training.workloads.imagenet.model import Classifier
-from training.workloads.imagenet.workload import TrainClassifier
 
 PAGE = Path(__file__).parents[4] / "docs" / "imagenet.md"
 

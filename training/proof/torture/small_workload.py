@@ -146,7 +146,7 @@ class _Classify(Train):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Small(Workload[_SmallConfig]):
-    """The workload `training.proof.torture.workload:SMALL`."""
+    """The workload `training.proof.torture.small_workload:SMALL`."""
 
     name: str = "small"
 

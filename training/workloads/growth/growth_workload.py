@@ -42,7 +42,7 @@ from training.workloads.growth.experts import choose_products
 from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW
-from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
+from training.workloads.growth.text.text_dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.tokens import (
     length_refusals,
     token_samples,

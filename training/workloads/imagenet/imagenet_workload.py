@@ -38,7 +38,7 @@ from training.workload import (
     Writer,
 )
 from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
-from training.workloads.imagenet.dataset import make_dataset, pack_dataset
+from training.workloads.imagenet.image_dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.images import ImageOptions
 from training.workloads.imagenet.model import (
     SMALL,

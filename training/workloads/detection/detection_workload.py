@@ -31,7 +31,7 @@ from training.workload import (
 from training.workloads.detection.attention import Implementation, choose, why_not_triton
 from training.workloads.detection.check import check
 from training.workloads.detection.config import DetectionConfig, coco_12, full, laptop
-from training.workloads.detection.dataset import import_folder, make_dataset, open_split
+from training.workloads.detection.detection_dataset import import_folder, make_dataset, open_split
 from training.workloads.detection.detector import Detector, denoising, parameter_groups
 from training.workloads.detection.evaluation import DetectionEvaluation, missing_package
 from training.workloads.detection.losses import Match, criterion, hungarian, in_order
