@@ -13,9 +13,10 @@ import pytest
 from tests.training.durable.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from training.cli.main import main
 from training.durable.attempt.supervisor import Watchdog
+from training.durable.program import watch
 from training.durable.program.job import _fingerprint
 from training.durable.save.mirror import Mirror
-from training.program import commit, watch
+from training.program import commit
 
 
 def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun) -> None:
