@@ -14,7 +14,7 @@ from contract.errors import UserError
 from operate.runs import OperatedRun, committed_step
 from operate.status import look
 from stacks.guard import fleet
-from training.cli.main import main as training
+from training import main as training
 from training.durable.record.metrics import Events
 
 _POLL_SECONDS = 2.0

@@ -88,7 +88,7 @@ def load_workload(name: str) -> "Workload[Any]":
     if not isinstance(workload, Workload):
         raise UserError(
             f"workload {name!r} is an instance of {type(workload).__name__}; let that class "
-            "subclass training.workload.Workload"
+            "subclass training.Workload"
         )
     return workload
 

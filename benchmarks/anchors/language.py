@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
-from training.workload import Batch
+from training import Batch
 from training.workloads.growth.config import GrowthConfig, full, literal
 from training.workloads.growth.growth_workload import TrainPhase
 from training.workloads.growth.model import LanguageModel

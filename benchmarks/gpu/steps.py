@@ -25,11 +25,7 @@ from sizing.models.constants import Constants
 from sizing.models.footprints import Footprint
 from sizing.models.memory import gpu_memory
 from sizing.models.step_time import step_time
-from training.engine.job import ResolvedWorkload
-from training.numerics import configure
-from training.preflight.ladder import train_steps
-from training.registry import load_workload
-from training.workload import Train
+from training import ResolvedWorkload, Train, configure, load_workload, train_steps
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20

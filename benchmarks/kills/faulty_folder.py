@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.kills import RATE
-from training.cli import run
-from training.cli.main import main
+from training import main
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
 from training.proof.injector import Injector, StatusFile
@@ -24,5 +23,4 @@ def _open(uri: str) -> Store:
 
 
 if __name__ == "__main__":
-    run.open_store = _open  # type: ignore[attr-defined]
-    sys.exit(main())
+    sys.exit(main(open_store=_open))

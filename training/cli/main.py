@@ -11,7 +11,8 @@ from importlib import import_module
 
 from training.durable.errors import exit_code_of
 from training.durable.report.progress import configure_logging
-from training.durable.store.protocol import attended
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store, attended
 from training.registry import check_recipe
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
@@ -42,13 +43,15 @@ _COMMANDS = {
 _UNATTENDED = {"run", "fail", "sweep", "sagemaker", "check", "torture"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, open_store: Callable[[str], Store] = open_store
+) -> int:
+    """Run one command; return the exit code. `run` keeps its run in what `open_store` returns."""
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def act() -> int:
         options = _parser(given[0] if given else "").parse_args(given)
-        options.arguments = given
+        options.arguments, options.open_store = given, open_store
         configure_logging()
         check_recipe(**{name: vars(options).get(name) for name in ("workload", "recipe")})
         is_unattended = given[0] in _UNATTENDED or given[:2] == ["data", "sync"]

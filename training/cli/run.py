@@ -331,7 +331,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     checked_folder(scratch)
     if arguments.metrics_file is not None:
         checked_file(arguments.metrics_file)
-    store = open_store(arguments.run_uri)
+    store: Store = arguments.open_store(arguments.run_uri)
     store.patience.deadline = supervisor.interruption.deadline
     if is_program(arguments):
         common = _attempt_options(arguments, store, scratch)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from contract.keys import artifact_prefix
-from training.artifact_key import artifact_key
+from training.artifact_key import key_of
 from training.durable.store.protocol import Store, StoreError
 from training.engine.parallel import named_blocks
 from training.workload import Train
@@ -54,7 +54,7 @@ class CompileCache:
     def __init__(self, store: Store, stage: str, numerics: Mapping[str, Any]) -> None:
         facts = {"compiled": stage, "numerics": dict(numerics), "python": sys.version}
         self._store = store
-        self._key = f"{artifact_prefix(artifact_key(facts))}compiled.bin"
+        self._key = f"{artifact_prefix(key_of(facts))}compiled.bin"
         self._has_more = False  # compiled code than is stored
         self._kept_at: float | None = None
         self._sending: threading.Thread | None = None

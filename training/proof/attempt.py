@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
+from training import ResolvedWorkload, RunOptions, load_workload, run_workload
 from training.durable.attempt.context import RankEnvironment
 from training.durable.attempt.ranks import Hosts, RankProcess, StartRank, end_with_rank_0
 from training.durable.attempt.supervisor import Supervisor
@@ -27,12 +28,9 @@ from training.durable.errors import exit_code_of
 from training.durable.report.progress import configure_logging
 from training.durable.save.state import HostCopies
 from training.durable.store.folder import open_store
-from training.engine.attempt import run_workload
-from training.engine.job import ResolvedWorkload, RunOptions
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
 from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
-from training.registry import load_workload
 
 EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.

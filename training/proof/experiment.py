@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from training import Workload
 from training.durable.errors import UserError
 from training.durable.store.local_dataset import open_dataset, write_manifest
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.injector import Kill, send, send_signal
-from training.workload import Workload
 
 _POLL_SECONDS = 0.002
 # How long the other ranks may take to exit after rank 0.

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
+from training import ResolvedWorkload, Train, load_workload, parse_overrides, problems
 from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.durable.record.head import read_head
 from training.durable.store.folder import open_store
-from training.engine.job import ResolvedWorkload
-from training.engine.stage_checks import problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences, read_outcome
 from training.proof.experiment import (
@@ -27,8 +26,6 @@ from training.proof.experiment import (
     run_experiment,
 )
 from training.proof.injector import Kill
-from training.registry import load_workload, parse_overrides
-from training.workload import Train
 
 # The next attempt waits this long after a kill. It may be short, as no two attempts run at once.
 _LEASE_TTL_SECONDS = 2.0

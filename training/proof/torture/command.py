@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
+from training import ResolvedWorkload, Workload, load_workload, parse_overrides
 from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
-from training.engine.job import ResolvedWorkload
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES, Size
 from training.proof.torture.series import Target, Torture, Totals
-from training.registry import load_workload, parse_overrides
-from training.workload import Workload
 
 _BUILT_IN = "training.proof.torture.small_workload:SMALL"
 _COUNT, _BUILT_IN_COUNT = 100, 77

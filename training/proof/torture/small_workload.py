@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.settings import changed
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
@@ -31,6 +30,7 @@ from training.workload import (
     Start,
     Train,
     Workload,
+    changed,
 )
 
 _NUM_INPUTS = 8

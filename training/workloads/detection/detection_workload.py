@@ -14,10 +14,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from training.durable.data_report import DataReport
-from training.durable.errors import UserError
-from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
@@ -27,7 +24,13 @@ from training.workload import (
     Settings,
     Start,
     Workload,
+    autocast_rungs,
+    micro_batch_rungs,
+    offered_rung,
+    rung,
 )
+from training.durable.data_report import DataReport
+from training.durable.errors import UserError
 from training.workloads.detection.attention import Implementation, choose, why_not_triton
 from training.workloads.detection.check import check
 from training.workloads.detection.config import DetectionConfig, coco_12, full, laptop

@@ -17,9 +17,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from training import Captioned, Inputs, Partial, Train, write_sheet, write_table
 from training.durable.errors import UserError
-from training.evaluation_files import Captioned, write_sheet, write_table
-from training.workload import Inputs, Partial, Train
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import DetectionConfig
 from training.workloads.detection.detection_dataset import open_split

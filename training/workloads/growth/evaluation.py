@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.evaluation_files import write_table
-from training.workload import Batch, Inputs, Partial, Train
+from training import Batch, Inputs, Partial, Train, write_table
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel

@@ -18,10 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.durable.errors import UserError
-from training.durable.sources import SourceFile
-from training.rungs import autocast_rungs, micro_batch_rungs, rung
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
@@ -32,7 +29,12 @@ from training.workload import (
     Start,
     Workload,
     Writer,
+    autocast_rungs,
+    micro_batch_rungs,
+    rung,
 )
+from training.durable.errors import UserError
+from training.durable.sources import SourceFile
 from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
 from training.workloads.expansion.adamw import Rewarming
 from training.workloads.growth.config import GrowthConfig, ModelConfig, full, laptop, literal

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from training.settings import check_choice, check_fields
-from training.workload import Settings
+from training import Settings, check_choice, check_fields
 
 # Training sizes are multiples of this: the network halves them five times, and code is compiled
 # separately for each size.

@@ -18,13 +18,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torchvision.transforms import v2
 
-from training.durable.dataset_output import FinishedFiles, Output
-from training.durable.errors import UserError
-from training.durable.sources import Brought
-from training.evaluation_files import Captioned, write_sheet, write_table
-from training.rungs import autocast_rungs, micro_batch_rungs
-from training.workload import (
+from training import (
     Batch,
+    Captioned,
     Inputs,
     Loss,
     Partial,
@@ -36,7 +32,14 @@ from training.workload import (
     Train,
     Workload,
     Writer,
+    autocast_rungs,
+    micro_batch_rungs,
+    write_sheet,
+    write_table,
 )
+from training.durable.dataset_output import FinishedFiles, Output
+from training.durable.errors import UserError
+from training.durable.sources import Brought
 from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
 from training.workloads.imagenet.image_dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.images import ImageOptions

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
+from training import check_fields
 from training.durable.errors import UserError
 from training.durable.sources import Brought
-from training.settings import check_fields
 
 _PLAIN = ("RGB", "L")
 

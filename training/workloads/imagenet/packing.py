@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from training import in_processes
 from training.durable.dataset_output import RECORDS, FinishedFiles, Output
 from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED
-from training.processes import in_processes
 from training.workloads.imagenet.images import Encoded, NoImageError
 from training.workloads.imagenet.shards import INDEX, index_name, shard_name, write_shard
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training.workload import Progress
+    from training import Progress
 
 _LEFT_OUT = "left_out.json"
 _SOURCE = f"{RECORDS}source.z"

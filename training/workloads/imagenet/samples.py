@@ -22,10 +22,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from training import Order, Samples, derive_seed, drawing_from
 from training.durable.errors import UserError
 from training.durable.tally import count, timed
-from training.randomness import derive_seed, drawing_from
-from training.workload import Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
 
 _log = logging.getLogger(__name__)

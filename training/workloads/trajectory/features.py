@@ -19,10 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.artifact_key import artifact_key
+from training import Inputs, Prepare, Probe, derive_seed, key_of
 from training.durable.errors import RunFailedError, UserError
-from training.randomness import derive_seed
-from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.clip_dataset import open_dataset, shard_frames
 from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig
 
@@ -69,7 +67,7 @@ class PreparedClips(Prepare):
             "num_shards": self.num_shards,
             "data": i.dataset.fingerprint,
         }
-        return artifact_key({**of_all, **self.facts(i)})
+        return key_of({**of_all, **self.facts(i)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training import in_processes
 from training.durable.dataset_output import FolderOutput
 from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED, SourceFile, class_names
-from training.processes import in_processes
 from training.workloads.trajectory.clip_dataset import (
     CLIPS_FILE,
     TRACKS_FILE,
@@ -33,7 +33,7 @@ from training.workloads.trajectory.config import ClipOptions
 from training.workloads.trajectory.videos import Decoding, FrameChoice, check_suffix, decode
 
 if TYPE_CHECKING:
-    from training.workload import Progress
+    from training import Progress
 
 VIDEOS_FILE, LEFT_OUT_FILE = "videos.csv", "left_out.json"
 DECODED, _RAW_FILE = "decoded.jsonl", "decoded.u8"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.workload import Inputs, Loss, Settings, Start
+from training import Inputs, Loss, Settings, Start
 from training.workloads.trajectory.clip_dataset import (
     Batch,
     ClipSamples,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.workload import Inputs
+from training import Inputs
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES, Frames
 from training.workloads.trajectory.config import TrajectoryConfig
 from training.workloads.trajectory.features import PreparedClips

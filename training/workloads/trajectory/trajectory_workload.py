@@ -9,9 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from training import Prepare, Progress, Rung, Train, Workload, autocast_rungs, micro_batch_rungs
 from training.durable.sources import SourceFile
-from training.rungs import autocast_rungs, micro_batch_rungs
-from training.workload import Prepare, Progress, Rung, Train, Workload
 from training.workloads.trajectory.clip_dataset import make_dataset
 from training.workloads.trajectory.config import (
     ClipOptions,

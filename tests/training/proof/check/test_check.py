@@ -106,7 +106,7 @@ def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str
     ("name", "says"),
     [
         ("AUGMENTED", "goes below `with drawing_from(rng):` (from training.workload import"),
-        ("REPEATING", "does not return each of 30 indices exactly once; use training.randomness"),
+        ("REPEATING", "does not return each of 30 indices exactly once; use training.shuffled"),
         ("MISCOUNTED", "split 'train': files must take (indices)"),
         ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
     ],
@@ -122,7 +122,7 @@ def test_fails_for_what_the_loop_relies_on(
 
 def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said = findings(f"{FAULTY}:NOTHING", capsys)
-    assert "the workload has no recipes; see training.workload.Workload" in said
+    assert "the workload has no recipes; see training.Workload" in said
     assert "the workload has no stages(c): The stages in order" in said
     said = findings(f"{FAULTY}:HALF", capsys)
     assert "placement_fields names loaders, which the config lacks" in said
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[
     ("name", "says"),
     [
         ("BadConfig", "is a class; name an object: BADCONFIG = BadConfig()"),
-        ("DUCK", "is an instance of Duck; let that class subclass training.workload.Workload"),
+        ("DUCK", "is an instance of Duck; let that class subclass training.Workload"),
     ],
 )
 def test_fails_for_what_is_not_a_workload(

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training import derive_seed
 from training.durable.dataset_output import FolderOutput
 from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED, SourceFile
-from training.randomness import derive_seed
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, shard_name, token_type
@@ -109,7 +109,7 @@ def _write_tokens(
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from training.workload import Progress
+    from training import Progress
 
 # 256 bytes and the end of text.
 _SMALLEST_VOCABULARY = 257

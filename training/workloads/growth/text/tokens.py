@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training import Dataset, Samples
 from training.durable.errors import UserError
-from training.workload import Dataset, Samples
 
 TOKENIZER_FILE = "tokenizer.json"
 # A model most of whose rows would never be used was sized for another vocabulary.

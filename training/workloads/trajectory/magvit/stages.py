@@ -11,8 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.evaluation_files import Captioned, write_sheet
-from training.workload import Inputs, Loss, Partial, Prior, Probe, Settings, Start, Train
+from training import (
+    Captioned,
+    Inputs,
+    Loss,
+    Partial,
+    Prior,
+    Probe,
+    Settings,
+    Start,
+    Train,
+    write_sheet,
+)
 from training.workloads.trajectory.clip_dataset import (
     NUM_STRIPS,
     STRIP_FRAMES,
