@@ -18,11 +18,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "public trainers and save habits, killed on purpose",
         "benchmarks.kills.command",
     ),
-    "evidence": (
-        "the seed documents' numbers next to ours; the fit of sizing's constants",
-        "benchmarks.evidence",
-    ),
     "walks": ("files and functions behind a start, a save, a notice", "benchmarks.walks"),
+    "house": ("lines, doors and flags of this checkout or another", "benchmarks.house"),
 }
 
 

@@ -1,23 +1,50 @@
-"""How much a reader must keep in mind: lines, names, one-importer modules, parameters, flags.
+"""How large each room is, how wide its door, and how much a user can type.
 
-It reads a checkout's tracked Python files as text, so that an older commit can be measured by the
-same rules: `python -m benchmarks walks --tree FOLDER`.
+A room is a package that others enter by its door, the names in its `__all__`. Tracked Python files
+are read as text, so an older checkout can be measured: its folders count as the rooms they became.
 """
 
+import argparse
 import ast
+import json
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# An option of the trainer: the number of files that name it shows what adding an option costs.
-OPTION = "nan_skips"
-_DEFINES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+from benchmarks import REPOSITORY
+
+THE_ROOT = "the root"
+# By the beginning of a path: its room, the first that applies. Every other folder is a room itself.
+_DURABLE_FOLDERS = ("store", "record", "attempt", "save", "report", "program")
+_DURABLE_FILES = ("errors", "tally", "sources", "dataset_output", "data_report", "source_layout")
+ROOMS: Mapping[str, str] = {
+    **{f"{room}/": room for room in ("training/workloads", "training/proof", "training/durable")},
+    # Until fc606318.
+    **{f"training/{folder}/": "training/durable" for folder in _DURABLE_FOLDERS},
+    **{f"training/{file}.py": "training/durable" for file in _DURABLE_FILES},
+    **dict.fromkeys(("cloudformation/", "rehearsal/aws/", "rehearsal/faults.py"), "embedded_aws"),
+}
+
+
+def room_of(path: str) -> str:
+    """Return the room of a file; a test's is that of what it tests."""
+    path = path.removeprefix("tests/").replace("/test_", "/")
+    named = (room for start, room in ROOMS.items() if path.startswith(start))
+    return next(named, path.partition("/")[0] if "/" in path else THE_ROOT)
 
 
 def sources(tree: Path) -> dict[str, ast.Module]:
     """Parse every tracked Python file outside tests/."""
+    return {
+        name: ast.parse((tree / name).read_text())
+        for name in _listed(tree)
+        if not name.startswith("tests/")
+    }
+
+
+def _listed(tree: Path) -> list[str]:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "*.py"],
         cwd=tree,
@@ -25,12 +52,7 @@ def sources(tree: Path) -> dict[str, ast.Module]:
         text=True,
         check=True,
     )
-    names = [name for name in listed.stdout.splitlines() if (tree / name).is_file()]
-    return {
-        name: ast.parse((tree / name).read_text())
-        for name in names
-        if not name.startswith("tests/")
-    }
+    return [name for name in listed.stdout.splitlines() if (tree / name).is_file()]
 
 
 def doubled_classes(files: Mapping[str, ast.Module]) -> dict[str, list[str]]:
@@ -45,90 +67,112 @@ def doubled_classes(files: Mapping[str, ast.Module]) -> dict[str, list[str]]:
     return {name: places for name, places in sorted(found.items()) if len(places) > 1}
 
 
-def measure(tree: Path) -> list[dict[str, Any]]:
-    """Return one row per figure."""
-    files = sources(tree)
-    training = {name: module for name, module in files.items() if name.startswith("training/")}
-    rooms = Counter[str]()
-    for name in files:
-        rooms[name.partition("/")[0]] += _num_lines(tree / name)
-    tests = sum(_num_lines(path) for path in (tree / "tests").rglob("*.py"))
-    importers = _importers(files)
-    alone = [name for name in training if len(importers[_module_of(name)]) == 1]
-    return [
-        *({"what": f"lines in {room}", "number": lines} for room, lines in sorted(rooms.items())),
-        {"what": "lines of source", "number": sum(rooms.values())},
-        {"what": "lines of tests", "number": tests},
-        {"what": "public names in training", "number": sum(map(_num_public, training.values()))},
-        {"what": "modules with one importer in training", "number": len(alone)},
-        {"what": "doubled class names", "number": len(doubled_classes(files))},
-        {"what": "stack parameters", "number": _num_parameters(files)},
-        *_command_line(tree),
-        {"what": f"files that name {OPTION}", "number": _num_naming(tree)},
-    ]
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    command.add_argument(
+        "--tree", type=Path, default=REPOSITORY, help="another checkout; default: this one"
+    )
 
 
-def _num_lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
+def run(given: argparse.Namespace) -> int:
+    """Print the rooms, then what a user can type."""
+    if not (given.tree / ".git").exists():
+        raise ValueError(f"--tree is {given.tree}, not a git checkout; pass its folder")
+    files = sources(given.tree)
+    rows, figures = rooms(given.tree, files), typed(given.tree, files)
+    if given.json:
+        print(json.dumps({"rooms": rows, "figures": figures}, indent=2))
+        return 0
+    from sizing.cli.tables import show
 
-
-def _module_of(name: str) -> str:
-    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def _num_public(module: ast.Module) -> int:
-    """Count a module's functions, classes and variables without a leading underscore."""
-    names = [node.name for node in module.body if isinstance(node, _DEFINES)]
-    for node in module.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names += [target.id for target in targets if isinstance(target, ast.Name)]
-    return sum(not name.startswith("_") for name in names)
-
-
-def _importers(files: Mapping[str, ast.Module]) -> Mapping[str, set[str]]:
-    """Return, by module, the files outside tests/ that import it or a name from it."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for name, module in files.items():
-        for node in ast.walk(module):
-            if isinstance(node, ast.Import):
-                for each in node.names:
-                    found[each.name].add(name)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found[node.module].add(name)
-                for each in node.names:
-                    found[f"{node.module}.{each.name}"].add(name)
-    return found
-
-
-def _command_line(tree: Path) -> list[dict[str, Any]]:
-    """Count commands and flags, if the tree has the list of them."""
-    path = tree / "tests" / "command_line.txt"
-    if not path.exists():
-        return []
-    words = [line.split() for line in path.read_text().splitlines()]
-    flags = [each for each in words if each[-1].startswith("--")]
-    return [
-        {"what": "commands with flags", "number": len({tuple(each[:-1]) for each in flags})},
-        {"what": "flags, each name once", "number": len({each[-1] for each in flags})},
-    ]
-
-
-def _num_parameters(files: Mapping[str, ast.Module]) -> int:
-    """Count the annotated fields of the class of stack parameters."""
-    for module in files.values():
-        for node in module.body:
-            if isinstance(node, ast.ClassDef) and node.name == "ParameterFields":
-                return sum(isinstance(each, ast.AnnAssign) for each in node.body)
+    show(rows, title="rooms")
+    show([{"what": what, "number": number} for what, number in figures.items()])
     return 0
 
 
-def _num_naming(tree: Path) -> int:
-    listed = subprocess.run(
-        ["git", "grep", "-l", OPTION, "--", ".", ":!tests"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
+def rooms(tree: Path, files: Mapping[str, ast.Module]) -> list[dict[str, Any]]:
+    """Return each room's lines of code and tests, and its door: as used, and as it is named."""
+    code, tests = Counter[str](), Counter[str]()
+    for name, module in files.items():
+        code[room_of(name)] += code_lines((tree / name).read_text(), module)
+    for name in _listed(tree):
+        if name.startswith("tests/"):
+            room = room_of(name)
+            num_lines = len((tree / name).read_text().splitlines())
+            tests[room if room in code else THE_ROOT] += num_lines
+    used = _imported(files)
+    found = [(room, num, tests[room], len(used[room])) for room, num in code.most_common()]
+    found.append(("all", code.total(), tests.total(), sum(map(len, used.values()))))
+    return [
+        {
+            "room": room,
+            "code lines": num_code,
+            "test lines": num_tests,
+            "names others import": num_used,
+            "names in __all__": _named(files.get(f"{room}/__init__.py")),
+        }
+        for room, num_code, num_tests, num_used in found
+    ]
+
+
+def code_lines(text: str, module: ast.Module) -> int:
+    """Count lines without those that are blank, a comment, or part of a docstring."""
+    described = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings: set[int] = set()
+    for node in ast.walk(module):
+        if isinstance(node, described) and ast.get_docstring(node, clean=False) is not None:
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and number not in docstrings
+        for number, line in enumerate(text.splitlines(), 1)
     )
-    return len(listed.stdout.splitlines())
+
+
+def _imported(files: Mapping[str, ast.Module]) -> Mapping[str, set[str]]:
+    """Return, by room, each name of it that a file of another room imports."""
+    modules = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files
+    }
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, module in files.items():
+        for imported in _imports(module):
+            home = modules.get(imported) or modules.get(imported.rpartition(".")[0])
+            if home and room_of(home) != room_of(name):
+                found[room_of(home)].add(imported)
+    return found
+
+
+def _imports(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def _named(package: ast.Module | None) -> int | None:
+    """Return the number of names in a package's `__all__`, None if it has none."""
+    for node in package.body if package else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return len(ast.literal_eval(node.value))
+    return None
+
+
+def typed(tree: Path, files: Mapping[str, ast.Module]) -> dict[str, int]:
+    """Count what a user can type, from the frozen list of it, and the class of parameters."""
+    path = tree / "tests" / "command_line.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    flags = [line.split() for line in lines if line.rpartition(" ")[2].startswith("--")]
+    fields = [
+        sum(isinstance(each, ast.AnnAssign) for each in node.body)
+        for module in files.values()
+        for node in module.body
+        if isinstance(node, ast.ClassDef) and node.name == "ParameterFields"
+    ]
+    return {
+        "names that -c takes": sum(line.startswith("cdk -c ") for line in lines),
+        "fields of their class": sum(fields),
+        "commands with flags": len({tuple(words[:-1]) for words in flags}),
+        "flags, each name once": len({words[-1] for words in flags}),
+        "doubled class names": len(doubled_classes(files)),
+    }

@@ -10,14 +10,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from benchmarks import REPOSITORY, house
+from benchmarks import REPOSITORY
+from benchmarks.house import room_of
 
 # The functions with which a walk starts or ends: the end of a file's name, and the function.
 MAIN = "training.cli.main"
@@ -105,18 +106,11 @@ def is_entry(code: CodeType, entry: tuple[str, str]) -> bool:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    command.add_argument(
-        "--tree", type=Path, help="instead, count lines, names and options of this checkout"
-    )
+    """Add nothing: the run is always the same."""
 
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one row per walk: numbers of files and functions, and the files' names."""
-    if given.tree:
-        if not (given.tree / ".git").exists():
-            raise ValueError(f"--tree is {given.tree}, not a git checkout; pass its folder")
-        return house.measure(given.tree)
+    """Return one row per walk."""
     with tempfile.TemporaryDirectory(prefix="walks-") as folder, redirect_stdout(sys.stderr):
         main: Callable[[list[str]], int] = __import__(MAIN, fromlist=["main"]).main
         data = f"--out={folder}/data"
@@ -132,15 +126,20 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         "notice to exit 75": first["notice"],
         "start of a resume": second["start"],
     }
-    return [
-        {
-            "walk": name,
-            "files": len({file for file, _ in walk}),
-            "functions": len(walk),
-            "names": " ".join(sorted({file for file, _ in walk})),
-        }
-        for name, walk in walks.items()
-    ]
+    return [row(name, walk) for name, walk in walks.items()]
+
+
+def row(name: str, walk: Walk) -> dict[str, Any]:
+    """Describe a walk: its files in all and by room, its functions, the files' names."""
+    files = sorted({file for file, _ in walk})
+    rooms = Counter(map(room_of, files)).most_common()
+    return {
+        "walk": name,
+        "files": len(files),
+        "by room": ", ".join(f"{room} {num}" for room, num in rooms),
+        "functions": len(walk),
+        "names": " ".join(files),
+    }
 
 
 def _trace(

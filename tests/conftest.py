@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import stand_ins
 from contract import description
 from tests.forked_trainer import run_in_fork
 
@@ -66,11 +65,8 @@ LONGEST_FIRST = (
     "training/workloads/growth/test_phases.py",
     "training/workloads/trajectory/test_stages.py",
 )
-# With `-m gpu`, on a machine that may have torch, numpy and pytest alone, nothing else is imported.
+# With `-m gpu`, on a machine that may have only what the measurements need, all else is left out.
 GPU_MARK = "mark.gpu"
-if folders := stand_ins():
-    sys.path += folders
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", "."), *folders])
 # Packages by the group that installs them.
 GROUPS = {
     **dict.fromkeys(("transformers", "accelerate", "lightning", "timm"), "examples"),

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from benchmarks import REPOSITORY
-from benchmarks.gpu import stand_ins
 
 # In order: the most doubtful first, those that may be cut short last. By name: the module in this
 # folder, and the most seconds, so that one measurement leaves time for the others.
@@ -75,12 +74,10 @@ def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any
         yield _row(name, "all", "skipped", "no time left")
         return
     command = [sys.executable, "-m", "benchmarks.gpu", name, f"--seconds={seconds:.0f}"]
-    paths = [os.environ.get("PYTHONPATH", ""), *stand_ins()]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [*command, *(["--cpu"] if cpu else [])],
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -4,7 +4,6 @@ python -m sizing accuracy              a summary, then what is missed; --json ha
 python -m sizing accuracy --markdown   the table of docs/sizing.md
 
 Each row is predicted by a fit that has not seen its model; misses stay in the table.
-`python -m benchmarks evidence --fit` fits.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Fit the step-time constants to published runs, and predict each run from a fit without it.
 
 Least squares of log(predicted / measured), Huber's loss (one odd run must not move the rest), and a
-prior that keeps the few constants near what physics says. `python -m benchmarks evidence --fit`
-writes them.
+prior that keeps the few constants near what physics says. A test compares them with fitted.json.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The constants that are not fitted, with their sources; calibration may replace any of them.
 
-Those fitted to published runs are in fitted.json (`python -m benchmarks evidence --fit`).
+Those fitted to published runs are in fitted.json.
 """
 
 import dataclasses

@@ -21,14 +21,6 @@ def family_rows() -> list[dict[str, Any]]:
     )
 
 
-def cost_level(family: str) -> str:
-    """Return the level of a family's cheapest size: Low, Moderate, High or Very High."""
-    known = catalogue.families()
-    if family not in known:
-        raise ValueError(f"family {family!r} is not in the catalogue; known are {', '.join(known)}")
-    return str(_row(known[family])["cost_level"])
-
-
 def _row(family: Family) -> dict[str, Any]:
     of_family = [i for i in catalogue.instances().values() if i.family == family.name]
     prices = [i.on_demand_usd_per_hour for i in of_family if i.on_demand_usd_per_hour]

@@ -1,13 +1,11 @@
 """The benchmarks refuse nonsense; what they measure is logged, never asserted."""
 
 import shlex
-from pathlib import Path
 
-import pytest
 import yaml
 
 from benchmarks import REPOSITORY
-from benchmarks.__main__ import machine, main, parse_arguments
+from benchmarks.__main__ import machine, parse_arguments
 from benchmarks.kills.rows import ROWS
 
 
@@ -17,15 +15,6 @@ def test_the_machine_is_named_without_its_host_name() -> None:
 
 def test_every_benchmark_is_on_the_command_line() -> None:
     assert parse_arguments(["gpu", "--seconds", "2", "--json"]).seconds == 2
-
-
-def test_fails_for_a_tree_that_is_no_checkout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for tree in (tmp_path, tmp_path / "none"):
-        assert main(["walks", f"--tree={tree}"]) == 2
-        said = f"--tree is {tree}, not a git checkout; pass its folder\n"
-        assert capsys.readouterr().err == said
 
 
 def test_the_weekly_workflow_asks_for_what_there_is() -> None:

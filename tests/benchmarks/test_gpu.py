@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import torch as library
 
 from benchmarks.__main__ import main, parse_arguments
 from benchmarks.gpu import device, table
 from benchmarks.gpu.session import Session, steps_of
-from benchmarks.gpu.stand_in.safetensors import safe_open
 
-stand_in = import_module("benchmarks.gpu.stand_in.safetensors.torch")
 ROOT = Path(__file__).parents[2]
 
 
@@ -63,7 +60,7 @@ def test_steps_are_read_while_a_run_is_writing_them(tmp_path: Path) -> None:
 # Of what this project installs, what a GPU's image may lack.
 NOT_HERE = (
     *("aws_cdk", "boto3", "botocore", "constructs", "hypothesis", "moto", "pil", "psutil"),
-    *("pytest_timeout", "rich", "safetensors", "scipy", "torchvision", "werkzeug", "yaml"),
+    *("pytest_timeout", "rich", "scipy", "torchvision", "werkzeug", "yaml"),
 )
 DRY = "-m benchmarks gpu --cpu --only machine"
 
@@ -80,7 +77,7 @@ DRY = "-m benchmarks gpu --cpu --only machine"
         ("-m pytest -q -m gpu --collect-only", "::test_a_gpu_does_what_the_engine_promises"),
     ],
 )
-def test_torch_and_numpy_are_enough(words: str, says: str, tmp_path: Path) -> None:
+def test_torch_numpy_and_safetensors_are_enough(words: str, says: str, tmp_path: Path) -> None:
     from rehearsal.machines.quirks import lend_environment
 
     lend_environment(Path(sys.prefix), tmp_path / "venv", NOT_HERE)
@@ -102,17 +99,6 @@ def test_a_measurement_that_takes_too_long_is_said_to_and_is_no_failure(
     (row,) = table._measured("steps", 30.0, cpu=True)
     assert row["verdict"] == "not done after 30 s; raise --seconds"
     assert not table.is_damaged([row])
-
-
-def test_what_stands_in_for_safetensors_reads_and_writes_the_same(tmp_path: Path) -> None:
-    tensors = {"a": torch.arange(3), "b": torch.randn(2, 3).bfloat16(), "none": torch.empty(0)}
-    for writes, reads in ((stand_in, library), (library, stand_in)):
-        writes.save_file(tensors, tmp_path / "x.safetensors", metadata={"of": "both"})
-        found = reads.load_file(tmp_path / "x.safetensors")
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-    with safe_open(tmp_path / "x.safetensors", framework="pt") as file:
-        assert file.metadata() == {"of": "both"}
 
 
 def failures(*options: str) -> list[str]:

@@ -57,21 +57,3 @@ def test_fails_on_an_unknown_family_in_one_sentence(
     said = capsys.readouterr().err.splitlines()[-1]
     assert "model type `t55` but Transformers does not recognize this architecture" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("model", "size", "fits"),
-    [
-        ("benchmarks.anchors.language:phase1", "g5.2xlarge", True),
-        ("benchmarks.anchors.language:phase2", "g5.2xlarge", True),
-        ("benchmarks.anchors.language:phase3", "g5.2xlarge", False),
-        ("benchmarks.anchors.language:phase3", "g6e.xlarge", True),
-        ("benchmarks.anchors.detector:dino", "g5.2xlarge", True),
-    ],
-)
-def test_the_brief_s_models_are_planned_before_they_are_workloads(
-    model: str, size: str, fits: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = ["--footprints", "benchmarks/seeds/models.json"]
-    assert main(["plan", model, *kept, "--size", size, "--json"]) == (0 if fits else 1)
-    assert json.loads(capsys.readouterr().out)["fits"] is fits

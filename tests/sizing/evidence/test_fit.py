@@ -1,13 +1,15 @@
 """The fit: it finds known constants again, ignores an odd run, and predicts as the models do."""
 
 import math
+from dataclasses import asdict
+from statistics import median
 
 import numpy as np
 import pytest
 
-from sizing.evidence import fit
-from sizing.evidence.truths import gpu_of, predictable, step_of
-from sizing.models.constants import Constants
+from sizing.evidence import fit, memory
+from sizing.evidence.truths import counts, gpu_of, predictable, step_of
+from sizing.models.constants import MIB, Constants
 from sizing.models.fitted import fitted
 from sizing.models.step_time import roofline
 
@@ -36,17 +38,39 @@ def test_one_odd_run_does_not_move_the_constants() -> None:
     assert fit.fit(rows) == pytest.approx(known(), abs=0.12)
 
 
-def test_the_model_predicts_with_the_constants_as_the_fit_does() -> None:
-    found = fitted()
-    values = np.array(
-        [
-            *(math.log(found.time_factors[name]) for name in fit.PRECISIONS),
-            math.log(found.traffic_passes),
-            *found.exponents.values(),
-        ]
+def shipped() -> fit.Values:
+    """The constants of fitted.json, in the order of the fit."""
+    factors = [fitted().time_factors[name] for name in fit.PRECISIONS]
+    return np.array(
+        [*map(math.log, (*factors, fitted().traffic_passes)), *fitted().exponents.values()]
     )
-    ours = [roofline(step_of(t), gpu_of(t), Constants(), found=found).seconds for t in TRUTHS]
-    assert ours == pytest.approx(list(fit.seconds(ROWS, values)), rel=1e-6)
+
+
+def test_the_constants_that_ship_are_what_the_fit_gives() -> None:
+    assert shipped() == pytest.approx(fit.fit(ROWS), rel=2e-3)
+    for kind, interval in fitted().intervals.items():
+        assert asdict(interval) == pytest.approx(asdict(fit.expected(kind)), rel=2e-3), kind
+    assert fitted().runs == {gpu: [t.gpu for t in TRUTHS].count(gpu) for gpu in fitted().runs}
+    missing = median(map(memory.missing_bytes, memory.calibrating()))
+    assert fitted().workspace_mib == pytest.approx(missing / MIB, rel=2e-3)
+
+
+def test_published_launches_lie_in_the_range_of_their_host() -> None:
+    """At batch 1 the GPU waits for its host, which starts one kernel after another."""
+    hosts: dict[str, list[float]] = {}
+    for truth in predictable("launches"):
+        kernels = counts()[truth.model][truth.counted_as]["kernels_per_step"]
+        if truth.precision.startswith("forward") and truth.batch == 1:
+            hosts.setdefault(truth.host, []).append(truth.measured / 1000 / kernels)
+    for launch in fitted().launches.values():
+        for host in hosts.keys() & set(launch.hosts.split(" to ")):
+            assert launch.low < median(hosts[host]) < launch.high
+    assert len(hosts) > 1
+
+
+def test_the_model_predicts_with_the_constants_as_the_fit_does() -> None:
+    ours = [roofline(step_of(t), gpu_of(t), Constants(), found=fitted()).seconds for t in TRUTHS]
+    assert ours == pytest.approx(list(fit.seconds(ROWS, shipped())), rel=1e-6)
 
 
 def test_a_prediction_without_a_model_has_not_seen_it() -> None:

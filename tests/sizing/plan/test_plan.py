@@ -313,21 +313,19 @@ def test_a_detector_s_plan_has_the_memory_of_usual_and_of_the_largest_batches() 
     # COCO's twelve epochs are another order of magnitude.
     coco = make_plan(Request(workload="detection", recipe="coco_12", size="g5.2xlarge"))
     assert coco.hours_on_demand > 4 * plan.hours_on_demand
+    # DN-Deformable-DETR-R50, a comparable model, took 55 h on an A100: detrex issue 120.
+    work = make_plan(Request(workload="detection", recipe="coco_12", size="p4d.24xlarge")).work
+    assert work.seconds_low < 55 * 3600 < work.seconds_high
 
 
 def test_gradients_are_exchanged_over_the_gpus_own_links_and_behind_backward() -> None:
     """Eight A100 exchanged over a g5's PCIe, after backward: more than doubled a step's time."""
 
     def seconds(size: str, gpus: int) -> float:
-        request = Request(
-            workload="benchmarks.anchors.language:phase2",
-            recipe="full",
-            size=size,
-            gpus=gpus,
-            batch=8 * gpus,
-        )
-        made = make_plan(request, footprints_file=Path("benchmarks/seeds/models.json"))
-        return made.work.main.step.seconds
+        request = Request(workload="growth", recipe="full", size=size, gpus=gpus, batch=16 * gpus)
+        stages = make_plan(request).work.stages
+        (stage,) = (each for each in stages if each.footprint.stage == "experts")
+        return stage.step.seconds
 
     # Of 1.49 GB only the last bucket is not hidden: 2 x 7/8 of 25 MiB at 230 GB/s, 0.2 ms.
     assert seconds("p4d.24xlarge", 8) - seconds("p4d.24xlarge", 1) == pytest.approx(2e-4, rel=0.01)

@@ -4,7 +4,7 @@ import pytest
 
 from sizing import catalogue
 from sizing.catalogue import Price
-from sizing.select.families import cost_level, family_rows
+from sizing.select.families import family_rows
 from sizing.select.rightsizing import TARGET_PERCENT, busy_percent, rightsize
 
 
@@ -56,8 +56,7 @@ def test_every_family_has_a_use_and_a_level() -> None:
     assert all(each["use"] for each in found)
     known = [each["usd_per_hour_from"] for each in found if each["usd_per_hour_from"] is not None]
     assert known == sorted(known)
-
-
-def test_fails_on_a_family_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="'t2' is not in the catalogue"):
-        cost_level("t2")
+    levels = {each["family"]: each["cost_level"] for each in found}
+    assert [levels[name] for name in ("t3", "c5", "g4dn", "p3")] == [
+        *("Low", "Moderate", "High", "Very High"),
+    ]
