@@ -39,7 +39,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Config(Protocol):
-    """What every workload's config must have; it is a frozen, keyword-only dataclass.
+    """The fields that every workload's config must have; it is a frozen, keyword-only dataclass.
 
     `--override name=value` may set any of its fields (int, float, bool, str, or one of these or
     None).
@@ -82,7 +82,7 @@ class Dataset(Protocol):
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the workload's `make_dataset` returned: manifest["meta"]."""
+        """The result of the workload's `make_dataset`: manifest["meta"]."""
 
     @property
     def fingerprint(self) -> str:
@@ -136,7 +136,7 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What a stage may read but must not change.
+    """The inputs of a stage, which it may read but must not change.
 
     `artifact(name)` returns the published shards of the Prepare stage `name`, in shard order:
     one mapping of tensors per shard, memory mapped from safetensors files in the local cache (copy
@@ -357,7 +357,7 @@ class Train:
         raise NotImplementedError
 
     def weight(self, b: Batch) -> float:
-        """What to divide the loss by, known before forward; by default the number of samples."""
+        """Return the loss's divisor, known before forward; by default the number of samples."""
         return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:

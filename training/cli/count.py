@@ -111,7 +111,7 @@ def _maker(
     )
     from training.preflight.standalone import load_function
 
-    # torch would print a traceback before what is said here in one sentence.
+    # torch would print a traceback before our one sentence.
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     counting: AbstractContextManager[None] = nullcontext()
     make: Callable[[int], tuple[Any, ...]]

@@ -395,5 +395,5 @@ def _footprints(
     except UserError as error:
         return [], str(error)
     except RuntimeError as error:  # torch's own: what it cannot do on fake tensors
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return [], f"its step on fake tensors failed: {said}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return [], f"its step on fake tensors failed: {reason}"

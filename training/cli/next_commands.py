@@ -1,4 +1,4 @@
-"""What follows a dataset: the overrides of a run, the size and its dollars, and the commands.
+"""The next steps after making a dataset: a run's overrides, the size and its dollars, commands.
 
 Only commands that would not be refused: each recipe is tried on the manifest as a run does, and the
 deploy's parameters by those who check them. Sizing and stacks do so in another process, as the
@@ -127,17 +127,17 @@ def _advised(
     done = _run("sizing", "advise", *words, given=json.dumps(manifest))
     if done.returncode != 0:
         return "", context
-    said = json.loads(done.stdout)
-    found = next((each for each in said["candidates"] if each["size"] == said["take"]), None)
+    advice = json.loads(done.stdout)
+    found = next((each for each in advice["candidates"] if each["size"] == advice["take"]), None)
     if found is None or found["why_not"]:
         return "", context
     if found["market"] == "on-demand":
         context["on_demand_base"] = "1"
     hours, spot, demand = (found[n] for n in ("hours_p50", "usd_p50", "usd_on_demand"))
     return (
-        f", {said['take']}: {hours:.2g} h, ${spot:.2f} on Spot, ${demand:.2f} on demand "
+        f", {advice['take']}: {hours:.2g} h, ${spot:.2f} on Spot, ${demand:.2f} on demand "
         "(p50, modelled)",
-        {"size": said["take"], **context},
+        {"size": advice["take"], **context},
     )
 
 

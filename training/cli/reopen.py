@@ -38,7 +38,7 @@ class _Reopened:
 
     @property
     def newest(self) -> CheckpointEntry | None:
-        """What the next attempt resumes from, if it is undamaged."""
+        """The checkpoint that the next attempt resumes from, if it is undamaged."""
         newest = self.after.checkpoints[-1:]
         return newest[0] if newest and not newest[0].is_left_behind else None
 

@@ -485,7 +485,7 @@ def _program(arguments: argparse.Namespace) -> Program:
             option = "--" + name.replace("_", "-")
             raise UserError(f"{option} is for workloads; a program takes hyperparameters instead")
     path: Path | None = arguments.program_file
-    told = {
+    options = {
         "command": arguments.program,
         "hyperparameters": parse_overrides(arguments.hyperparameter, "--hyperparameter"),
         "environment": parse_overrides(arguments.env, "--env"),
@@ -495,7 +495,7 @@ def _program(arguments: argparse.Namespace) -> Program:
         "quiet_seconds": arguments.quiet_seconds,
         "metric_definitions": tuple(parse_overrides(arguments.metric, "--metric").items()),
     }
-    given = {name: value for name, value in told.items() if value not in (None, {}, ())}
+    given = {name: value for name, value in options.items() if value not in (None, {}, ())}
     if path is None:
         return Program(**given)
     if given:

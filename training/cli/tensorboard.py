@@ -98,7 +98,7 @@ class _EventFiles:
             steps.insert(at, step)
 
     def take_back(self, step: int) -> None:
-        """Remove everything after `step`: a new file tells TensorBoard so."""
+        """Remove everything after `step`, by starting a new file."""
         if self.last_step <= step:
             return
         self._writer.close()

@@ -77,12 +77,12 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
         world = World(environment, device)
         job = _WorkloadJob(options, resolved, dataset, world, key)
         if world.leads:
-            _say_what_is_there(options, resolved, dataset, device)
+            _log_beginning(options, resolved, dataset, device)
         with _leaving(world), contextlib.closing(job):
             return job.lead(supervisor) if world.leads else job.follow(supervisor)
 
 
-def _say_what_is_there(
+def _log_beginning(
     options: RunOptions, resolved: ResolvedWorkload, dataset: LocalDataset, device: torch.device
 ) -> None:
     """Log torch, data and config, for whoever watches the machine from far away."""
@@ -143,7 +143,7 @@ class _WorkloadJob:
     def lead(self, supervisor: Supervisor) -> int:
         """Rank 0: hold the run and train; return the exit code of a run that has ended."""
         code = run_attempt(self._options, self, supervisor)
-        if not self._has_begun:  # the run had already ended: tell the other ranks
+        if not self._has_begun:  # the run had already ended: the other ranks end too
             self._world.share((code, None))
         return code
 
@@ -279,7 +279,7 @@ def _start_ranks(
     num_here = num_ranks // environment.num_hosts
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def tell(why: str, grace_seconds: float = 0.0) -> None:
+    def fail(why: str, grace_seconds: float = 0.0) -> None:
         lost.put(why)
         time.sleep(grace_seconds)
         supervisor.last_resort.fail(why)
@@ -290,7 +290,7 @@ def _start_ranks(
             facts = {"ranks": num_here, "dataset": dataset, "run": options.store.uri}
             meeting = meet(environment.hosts, facts, supervisor.wait_for_others)
             stack.callback(meeting.close)
-            meeting.watch(tell)
+            meeting.watch(fail)
             rank, address = environment.hosts.number * num_here, meeting.address
         else:
             options.scratch.mkdir(parents=True, exist_ok=True)
@@ -301,7 +301,7 @@ def _start_ranks(
         siblings = OtherRanks(start, rank, num_here, num_ranks, address)
         stack.callback(siblings.close)
         supervisor.last_resort.when_failing = siblings.show_stacks
-        siblings.watch(tell)
+        siblings.watch(fail)
         stack.callback(supervisor.last_resort.stand_down)
         with _naming_the_lost(lost):
             yield replace(environment, rank=rank, world_size=num_ranks, rendezvous=address)
@@ -339,9 +339,9 @@ def _leaving(world: World) -> Iterator[None]:
             world.close()
         raise
     except RuntimeError as error:
-        if world.leads or not _is_collective(error) or (said := world.note(_LEASE_LOST)) is None:
+        if world.leads or not _is_collective(error) or (message := world.note(_LEASE_LOST)) is None:
             raise
-        raise LeaseLostError(said) from error
+        raise LeaseLostError(message) from error
     world.close()
 
 

@@ -295,11 +295,11 @@ class StageSequence:
 def _bottleneck(position: Position, device: str) -> dict[str, Any]:
     """Return the stages' times, and a sentence on what bound the stage that took the most."""
     found = longest(position.times)
-    said = sentence(*found, device) if found else None
-    if said is None:
+    text = sentence(*found, device) if found else None
+    if text is None:
         return {}
-    _log.info("[bottleneck] %s", said)
-    return {"bottleneck": said, "times": dict(position.times)}
+    _log.info("[bottleneck] %s", text)
+    return {"bottleneck": text, "times": dict(position.times)}
 
 
 def _accuracies(position: Position) -> dict[str, float]:

@@ -37,7 +37,7 @@ _USABLE_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceRequest:
-    """What one run needs from a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
+    """A run's needs on a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
 
     run: str
     data_mib: int  # of data read into each process's own memory; mapped files are shared
@@ -69,7 +69,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineCapacity:
-    """What a machine has available; None if the system does not report it."""
+    """A machine's free resources; None if the system does not report it."""
 
     free_host_mib: int | None
     vcpus: int
@@ -90,7 +90,7 @@ class MachineCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reservation:
-    """What another run has reserved, and how much of that it already uses."""
+    """Another run's reservation, and how much of it is in use already."""
 
     request: ResourceRequest
     used_mib: int = 0

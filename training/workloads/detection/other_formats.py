@@ -85,7 +85,7 @@ def _by_file(folder: Path, images: Sequence[Path], faults: CocoFaults) -> Iterat
     by_name = {path.name: path for path in images}
     stems = {path.stem: path for path in by_name.values()}
     found = list(_read_files(folder, faults))
-    # train_labels.csv beside test_labels.csv, or XML in folders; one alone may have any name.
+    # train_labels.csv next to test_labels.csv, or XML in folders; one alone may have any name.
     own_splits = [
         (split_within(path.stem) if len(read) > 1 else None) or _by_folder(path.relative_to(folder))
         for path, read in found
@@ -94,8 +94,8 @@ def _by_file(folder: Path, images: Sequence[Path], faults: CocoFaults) -> Iterat
     for (path, read), own_split in zip(found, own_splits, strict=True):
         for each in read:
             # Look next to the file first, because names repeat across folders.
-            beside = path.parent / each.image
-            own = beside if beside.is_file() else by_name.get(each.image.name)
+            sibling = path.parent / each.image
+            own = sibling if sibling.is_file() else by_name.get(each.image.name)
             if not (own := own or (stems.get(path.stem) if len(read) == 1 else None)):
                 name = str(each.image)
                 faults.add("missing-file", f"{path.relative_to(folder)} names the image {name!r}")

@@ -289,8 +289,8 @@ class TrainClassifier(Train):
         rows = torch.cat([part.tensors["id_label_predicted"] for part in parts], dim=1)
         wrong = rows[:, rows[1] != rows[2]]
         pairs = Counter(zip(wrong[1].tolist(), wrong[2].tolist(), strict=True)).most_common(_PAIRS)
-        told = ((classes[true], classes[taken], count) for (true, taken), count in pairs)
-        write_table(out / "most_confused.csv", ["class", "taken for", "images"], told)
+        table = ((classes[true], classes[taken], count) for (true, taken), count in pairs)
+        write_table(out / "most_confused.csv", ["class", "taken for", "images"], table)
         samples, rng = self.samples(i, "validation"), torch.Generator()
         pictures = []
         for (true, taken), _ in pairs:

@@ -40,7 +40,7 @@ _SHARD_TOKENS = 1 << 25
 
 @dataclass(kw_only=True, slots=True)
 class _SplitCounts:
-    """What has been written of a split; `bytes` counts its text in UTF-8."""
+    """Counts of what has been written of a split; `bytes` counts its text in UTF-8."""
 
     tokens: int = 0
     documents: int = 0
