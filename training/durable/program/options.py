@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import training
 from contract.program import Program
 from contract.run_env import NAMES
 from training.durable.attempt.attempt import AttemptOptions
@@ -18,7 +17,7 @@ from training.durable.program.container import Container, ContainerHost, command
 from training.durable.program.process import resolve_command
 
 # Where `from training.program import commit` is found.
-_BUNDLE_FOLDER = str(Path(training.__file__).parent.parent)
+_BUNDLE_FOLDER = str(Path(__file__).parents[3])
 _SM_VARIABLE = re.compile(r"\$(?:\{(SM_[^}]*)\}|(SM_\w+))")
 # Variables for this process alone: its service's, its launcher's, and the stack's decisions.
 _OWN = re.compile(

@@ -105,7 +105,7 @@ def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("AUGMENTED", "goes below `with drawing_from(rng):` (from training.workload import"),
+        ("AUGMENTED", "goes below `with drawing_from(rng):` (from training import"),
         ("REPEATING", "does not return each of 30 indices exactly once; use training.shuffled"),
         ("MISCOUNTED", "split 'train': files must take (indices)"),
         ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
