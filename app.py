@@ -14,13 +14,15 @@ from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from contract.run_image import IMAGE_STACK  # noqa: E402
-from sizing.catalogue import PRICE_REGION  # noqa: E402
-from stacks.dataset_stack import DatasetStack  # noqa: E402
-from stacks.network import NetworkStack  # noqa: E402
-from stacks.parameters import StackParameters  # noqa: E402
-from stacks.review_stack import ReviewStack  # noqa: E402
-from stacks.sweep_stack import SweepStack  # noqa: E402
-from stacks.training_stack import TrainingStack  # noqa: E402
+from sizing import PRICE_REGION  # noqa: E402
+from stacks import (  # noqa: E402
+    DatasetStack,
+    NetworkStack,
+    ReviewStack,
+    StackParameters,
+    SweepStack,
+    TrainingStack,
+)
 
 # Left there by `make setup`; a review's base has the same environment, hence the same bundle.
 WHEELS = Path(sys.prefix) / "wheels"

@@ -59,11 +59,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     try:
-        from sizing.cli.tables import show
+        from sizing import show_table
     except ModuleNotFoundError:  # rich
         print(title, *(" | ".join(map(str, row.values())) for row in rows), sep="\n")
     else:
-        show(rows, title=title)
+        show_table(rows, title=title)
 
 
 def machine() -> str:

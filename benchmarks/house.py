@@ -83,10 +83,10 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({"rooms": rows, "figures": figures}, indent=2))
         return 0
-    from sizing.cli.tables import show
+    from sizing import show_table
 
-    show(rows, title="rooms")
-    show([{"what": what, "number": number} for what, number in figures.items()])
+    show_table(rows, title="rooms")
+    show_table([{"what": what, "number": number} for what, number in figures.items()])
     return 0
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 def homes(source: str) -> dict[str, str]:
     """Return the module of each name that a door's source imports for type checkers."""
-    found = {}
+    found: dict[str, str] = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for each in node.body:

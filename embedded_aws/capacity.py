@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sizing.spot.traces import read_counts
+from sizing import read_spot_counts
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
@@ -68,7 +68,7 @@ def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float]
     """Read a Spot trace (skypilot-org/spot-traces), with an hour scaled to `hour_seconds`."""
     if not hour_seconds > 0:
         raise ValueError(f"hour_seconds is {hour_seconds}; it must be above 0")
-    gap, counts = read_counts(path)
+    gap, counts = read_spot_counts(path)
     scale = gap / 3600 * hour_seconds
     changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
     return tuple((index * scale, counts[index]) for index in changes)

@@ -25,8 +25,7 @@ from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
 from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
-from sizing import catalogue
-from sizing.catalogue.prices import UnknownPriceError
+from sizing import UnknownPriceError, catalogue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from operate.logs import RunLog, as_line
 from operate.runs import find_run
 from operate.status import as_text, cost_of, list_runs, read_status
 from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
-from sizing.cli.tables import show
+from sizing import show_table
 from training.durable.errors import exit_code_of
 from training.durable.store.protocol import CredentialsError, StoreError, attended
 
@@ -66,7 +66,7 @@ def _print(found: Any, *, as_json: bool) -> None:
         print(f"[ok] {found['run']} {found['done']}" if "done" in found else as_text(found))
     else:
         usd = sum(row["usd"] or 0.0 for row in found)
-        show(found, notes=[f"${usd:.2f} in total"] if found else ["none here"])
+        show_table(found, notes=[f"${usd:.2f} in total"] if found else ["none here"])
 
 
 def _explain(error: Exception) -> NoReturn:

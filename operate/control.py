@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from contract.errors import UserError
 from operate.runs import OperatedRun, committed_step
 from operate.status import look
-from stacks.guard import fleet
+from stacks import StackFleet
 from training import main as training
 from training.durable.record.metrics import Events
 
@@ -46,11 +46,11 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         host = socket.gethostname()
         text = f"from {host}" + (f": {reason}" if reason else "")
         Events(run.store, host).emit("stopped", source="person", message=text)
-        fleet.send_to_zero(run.outputs["FleetIdOutput"])
+        StackFleet(run.outputs["FleetIdOutput"]).send_to_zero()
         # On-demand machines get no notice; they also save at a shutdown.
         for one in sight.live:
-            if one.market == fleet.ON_DEMAND:
-                fleet.terminate(one.id)
+            if one.is_on_demand:
+                one.terminate()
         say("the fleet is at zero: its machine gets a notice, saves and ends")
     # After its notice, a machine may take just as long to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
@@ -94,8 +94,8 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
         say("now start its command again")
     elif not run.stack:
         say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
-    elif not fleet.read_capacity(run.outputs["FleetIdOutput"])[0]:
-        fleet.set_capacity(run.outputs["FleetIdOutput"], 1, run.settings.on_demand_base)
+    elif not (fleet := StackFleet(run.outputs["FleetIdOutput"])).read_capacity()[0]:
+        fleet.set_capacity(1, run.settings.on_demand_base)
         say("the fleet requests a machine")
     step = committed_step(head) or 0
     return {"run": run.id, "done": f"resumes from step {step}", "committed_step": step}

@@ -9,7 +9,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.keys import HEAD, RUNS
 from contract.stack_names import DESCRIPTIONS
-from stacks.guard.settings import GuardSettings, client
+from stacks import GuardSettings, quick_client
 from training.durable.record.head import Head, read_head
 from training.durable.record.run import open_run
 from training.durable.store.folder import open_store
@@ -48,7 +48,7 @@ class OperatedRun:
     def settings(self) -> GuardSettings:
         """The settings of the stack's Guard: limits, prices, the plan's forecast."""
         name = self.outputs["GuardFunction"]
-        found = client("lambda").get_function_configuration(FunctionName=name)
+        found = quick_client("lambda").get_function_configuration(FunctionName=name)
         return GuardSettings.from_environment(found["Environment"]["Variables"])
 
 
@@ -81,7 +81,7 @@ def run_buckets() -> list[str]:
 
 def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
     deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
-    for page in client("cloudformation").get_paginator("describe_stacks").paginate():
+    for page in quick_client("cloudformation").get_paginator("describe_stacks").paginate():
         for stack in page["Stacks"]:
             if stack.get("Description") not in DESCRIPTIONS.values():
                 continue  # another project's outputs may have the same names

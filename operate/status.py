@@ -12,10 +12,8 @@ from contract.errors import UserError
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
-from sizing.cli.tables import cell, heading
-from stacks.guard import fleet
-from stacks.guard.fleet import SPOT, StackInstance
-from stacks.guard.ledger import Ledger
+from sizing import table_cell, table_heading
+from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
 from training.durable.record.head import Head
 from training.durable.record.history import read_event
 from training.durable.record.run import RunConfig, read_run_config
@@ -58,10 +56,10 @@ def look(run: OperatedRun) -> Sight:
     ledger = _read_ledger(run, found.data if found else None)
     if not run.stack:
         return Sight(run=run, now=now, head=head, ledger=ledger)
-    every, fleet_id = fleet.instances_of_stack(run.settings), run.outputs["FleetIdOutput"]
+    every, fleet_id = instances_of_stack(run.settings), run.outputs["FleetIdOutput"]
     own = sorted((one for one in every if one.run_id == run.id), key=lambda one: one.launched)
-    capacity, _ = fleet.read_capacity(fleet_id)
-    ledger.observe(run.settings, own, now, fleet.spot_prices(own))
+    capacity, _ = StackFleet(fleet_id).read_capacity()
+    ledger.observe(run.settings, own, now, spot_prices(own))
     ledger.observe_fleets({fleet_id: capacity}, fleet_id, now)
     live = [one for one in own if one.is_live]
     return Sight(run=run, now=now, head=head, ledger=ledger, live=live, capacity=capacity)
@@ -89,7 +87,7 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
     holder = head.writer if head and state == "running" else None
     hourly = 0.0
     if run.stack:
-        planned = run.settings.usd_per_hour("", SPOT) + run.settings.storage_usd_per_hour
+        planned = run.settings.usd_per_hour() + run.settings.storage_usd_per_hour
         hourly = ledger.usd_per_hour or planned
     return {
         "run": run.id,
@@ -134,7 +132,7 @@ def _left(sight: Sight) -> tuple[float | None, str | None]:
     if head is not None and head.is_ended:
         return None, None
     if run.stack and run.settings.forecast is not None:
-        from stacks.guard.market import work_left  # with the models that only it needs
+        from stacks import work_left
 
         work = work_left(asdict(head) if head else {}, run.settings.forecast)
         restart = 0.0 if sight.live else run.settings.forecast.restart_seconds
@@ -228,6 +226,6 @@ def as_text(status: Mapping[str, Any]) -> str:
     for name, value in status.items():
         if value is not None:
             is_time = name.startswith("seconds") and isinstance(value, float)
-            text = duration(value) if is_time else cell(value)
-            lines.append(f"{heading(name).removeprefix('seconds '):<14} {text}")
+            text = duration(value) if is_time else table_cell(value)
+            lines.append(f"{table_heading(name).removeprefix('seconds '):<14} {text}")
     return "\n".join(lines)

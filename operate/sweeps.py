@@ -16,7 +16,7 @@ from contract.errors import UserError
 from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
 from operate.control import say, stop_process
 from operate.runs import run_buckets
-from stacks.sagemaker.service_jobs import JobState, QueuedSweep, patient_client
+from stacks import JobState, QueuedSweep
 from training.durable.report.sweep import SweptRuns, find_sweep
 from training.durable.store.folder import open_store
 
@@ -108,9 +108,7 @@ def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
         stop_process(Path(sweep.uri))
         return {"run": sweep.id, "done": "is stopped, its runs saved"}
     live = sweep.live()
-    batch = patient_client("batch")
-    for _, job in live:
-        batch.terminate_service_job(jobId=job, reason=reason or "runs stop")
+    sweep.queued.end([job for _, job in live], reason or "runs stop")
     say(f"{len(live)} jobs are told to end; running ones save first, and SageMaker takes 120 s")
     while any(not each.is_over for jobs in sweep.queued.look().values() for each in jobs):
         time.sleep(_POLL_SECONDS)
@@ -122,10 +120,10 @@ def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
     if sweep.queued is None:
         say("now start its command again: the same `python -m training sweep`")
     else:
-        from stacks.sagemaker.__main__ import main as sagemaker  # a program of its own, too
+        from stacks import sagemaker_command
 
         with redirect_stdout(sys.stderr):
-            if code := sagemaker(sweep.queued.arguments):
+            if code := sagemaker_command(sweep.queued.arguments):
                 raise SystemExit(code)
     return {"run": sweep.id, "done": "resumes what is unfinished"}
 

@@ -19,7 +19,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.run_image import image_of
-from sizing.catalogue import PRICE_REGION
+from sizing import PRICE_REGION
 
 # Besides the stacks' code, these packages decide what a template contains.
 _SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")

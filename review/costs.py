@@ -11,8 +11,7 @@ from operator import methodcaller
 from typing import Any
 
 from review.assembly import Side, StackSide
-from sizing import catalogue
-from sizing.catalogue import PRICE_REGION, service_prices
+from sizing import PRICE_REGION, catalogue, service_prices
 
 LEFT_OUT = "S3, log volume, custom metrics while an instance runs, transfer, jobs on SageMaker"
 NOT_PREDICTED = "not predicted on this side"

@@ -12,12 +12,18 @@ from typing import Any
 from aws_cdk import Annotations, Stack, Token
 
 from contract.keys import MANIFEST
-from sizing.catalogue.refresh import PriceBook
-from sizing.catalogue.service_prices import IMAGE_GIB, initialization_usd
-from sizing.plan.checks import Findings, check_plan
-from sizing.plan.deadline import sentence, with_fallback
-from sizing.plan.plan import Plan
-from sizing.plan.report import one_line, to_json
+from sizing import (
+    IMAGE_GIB,
+    Findings,
+    Plan,
+    PriceBook,
+    check_plan,
+    deadline_fallback,
+    deadline_sentence,
+    initialization_usd,
+    plan_json,
+    plan_line,
+)
 from stacks.parameters import StackParameters
 from stacks.parameters.decisions import MICRO_BATCH, plan_sizes
 from stacks.parameters.workloads import is_own
@@ -83,19 +89,19 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     if book.region != parameters.region:
         plans = plan_sizes(parameters, book.region)
     plan, findings = plans[0], _judge(plans[0], parameters)
-    notes.add_info_v2("plan", one_line(plan))
+    notes.add_info_v2("plan", plan_line(plan))
     for other in plans[1:]:
         _judge(other, parameters)
-        notes.add_info_v2(f"plan:{other.request.size}", one_line(other))
-    fallback = with_fallback(plan)
+        notes.add_info_v2(f"plan:{other.request.size}", plan_line(other))
+    fallback = deadline_fallback(plan)
     if fallback is not None:
-        deadline = f"deadline_hours={fallback.deadline_hours:g}: {sentence(fallback)}"
+        deadline = f"deadline_hours={fallback.deadline_hours:g}: {deadline_sentence(fallback)}"
         notes.add_info_v2("plan:deadline", deadline)
     for warning in (*findings.warnings, *_unplanned(parameters)):
         # `cdk acknowledge` takes this id: the first words of the warning, without figures.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
-    return to_json(plan, findings)
+    return plan_json(plan, findings)
 
 
 def _judge(plan: Plan, parameters: StackParameters) -> Findings:

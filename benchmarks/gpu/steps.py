@@ -19,12 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from benchmarks.gpu.session import Session
-from sizing.catalogue.gpus import Gpu, gpus
-from sizing.models import footprints
-from sizing.models.constants import Constants
-from sizing.models.footprints import Footprint
-from sizing.models.memory import gpu_memory
-from sizing.models.step_time import step_time
+from sizing import Constants, Footprint, Gpu, counted_stages, gpu_memory, gpus, step_time
 from training import ResolvedWorkload, Train, configure, load_workload, train_steps
 
 _WARM_STEPS, _STEPS = 3, 10
@@ -95,7 +90,7 @@ def steps(session: Session) -> None:
     gpu = _gpu(session)
     recipes = (("growth", "laptop", True),) if session.is_dry else _RECIPES
     for workload, recipe, deterministic in recipes:
-        for stage in footprints.stages(workload, recipe):
+        for stage in counted_stages(workload, recipe):
             if stage.kind == "train":
                 name = f"{workload} {recipe}, {stage.stage}{', deterministic' * deterministic}"
                 about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
@@ -133,7 +128,7 @@ def _count(
     code = session.training(command, stem.with_suffix(".log"))
     if code != 0:
         return path, stem.with_suffix(".log").read_text()[-200:].strip()
-    return path, footprints.stages(str(path), "full", path=out)[0]
+    return path, counted_stages(str(path), "full", path=out)[0]
 
 
 def _compare(

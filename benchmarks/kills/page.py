@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import REPOSITORY
 from benchmarks.kills import RATE
 from benchmarks.kills.rows import ROWS
-from sizing.cli.tables import markdown_table
+from sizing import markdown_table
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = REPOSITORY / "docs" / "kill-table.md"

@@ -3,9 +3,7 @@
 from aws_cdk import App, Environment, Stack, Tags
 from aws_cdk import aws_ec2 as ec2
 
-from stacks.dataset_stack import DatasetStack
-from stacks.parameters import StackParameters
-from stacks.training_stack import TrainingStack
+from stacks import DatasetStack, StackParameters, TrainingStack
 
 app = App()
 env = Environment(account="111122223333", region="eu-west-1")

@@ -4,32 +4,23 @@ Promises that nothing here is computed by a model unless it says so. Reads its C
 refresh.py calls AWS, and only on request. Uses no other room. Other packages use the names below.
 """
 
-from sizing.catalogue.prices import PRICE_REGION, Price, age_note, hourly_price, spot_price
+from sizing.catalogue.prices import PRICE_REGION, Price, hourly_price, spot_price
 from sizing.catalogue.sizes import (
     AMI_FAMILIES,
-    MAX_ALTERNATES,
-    Family,
     InstanceType,
     alternates,
-    families,
     find,
     instances,
-    trainable_by_price,
 )
 
 __all__ = [
     "AMI_FAMILIES",
-    "MAX_ALTERNATES",
     "PRICE_REGION",
-    "Family",
     "InstanceType",
     "Price",
-    "age_note",
     "alternates",
-    "families",
     "find",
     "hourly_price",
     "instances",
     "spot_price",
-    "trainable_by_price",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sizing.cli.tables import markdown_table, print_json, show
+from sizing.cli.tables import markdown_table, print_json, show_table
 from sizing.evidence import fit, memory
 from sizing.evidence.truths import Truth, predictable, truths
 from sizing.models.constants import Constants
@@ -117,8 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
         content = {"summary": summary(), "rows": [_shown(row) for row in rows]}
         print_json("accuracy", content)
         return 0
-    show(summary(), title="summary")
-    show(
+    show_table(summary(), title="summary")
+    show_table(
         [_shown(row) for row in rows if row.is_hit is not True],
         title="what is missed or not predicted",
         notes=[

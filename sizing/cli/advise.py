@@ -32,14 +32,14 @@ from sizing.cli.candidates import (
     verdict,
 )
 from sizing.cli.request import add_request_arguments, planner, request
-from sizing.cli.tables import cell, print_json, show
+from sizing.cli.tables import print_json, show_table, table_cell
 from sizing.models.constants import GIB
 from sizing.plan.advice import PlannedSize, Wanted, best, rank, would_change
 from sizing.plan.checks import VOLUME_PER_DATASET
 from sizing.plan.finished_run import read_run
 from sizing.plan.outcomes import MARKETS
 from sizing.plan.plan import Plan
-from sizing.plan.report import to_json
+from sizing.plan.report import plan_json
 from sizing.plan.request import Request
 from sizing.plan.side_by_side import ways
 from sizing.plan.spot_verdict import spot_verdict
@@ -188,7 +188,7 @@ def _show(
     later: list[dict[str, Any]],
 ) -> None:
     """Show the candidates, then what may change the choice; or all of it as a page."""
-    display = partial(show, markdown=arguments.markdown)
+    display = partial(show_table, markdown=arguments.markdown)
     by = "cheapest" if found[0].wanted.objective == "usd" else "fastest"
     if arguments.markdown:
         today = datetime.now(UTC).date()
@@ -261,7 +261,7 @@ def _document(
         "triggers": [_fired(each) for each in fired],
         "candidates": [
             candidate_row(each)
-            | ({"plan": to_json(each.plan, each.findings)} if arguments.explain else {})
+            | ({"plan": plan_json(each.plan, each.findings)} if arguments.explain else {})
             for each in found
         ],
         "ways": way_rows(current) if current.request.runs > 1 else [],
@@ -279,7 +279,7 @@ def _triggers(fired: list[Fired], size: str) -> list[str]:
         says = f" ({rule.says})" if rule.says else ""
         verdict = "see below" if rule.signal == "spot_saving_percent" else each.verdict
         found += [
-            f"- {rule.condition}, {cell(each.value)} {each.origin}: "
+            f"- {rule.condition}, {table_cell(each.value)} {each.origin}: "
             f"consider {rule.consider}{says}?",
             f"  {verdict}",
         ]

@@ -8,8 +8,9 @@ from typing import Any
 
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION
+from sizing.catalogue.sizes import families
 from sizing.cli.request import price_ages
-from sizing.cli.tables import show
+from sizing.cli.tables import show_table
 from sizing.models.fitted import fitted
 from sizing.plan.advice import PlannedSize, best, changes, would_change
 from sizing.plan.plan import Plan
@@ -21,7 +22,7 @@ def sizes(text: str) -> list[str]:
     """Return sizes from names and families separated by commas; an unknown one is a ValueError."""
     found: list[str] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
-        if name in catalogue.families():
+        if name in families():
             found += [
                 i.size
                 for i in catalogue.instances().values()
@@ -80,7 +81,7 @@ def show_candidates(
     rows = [_row(each) | (_explained(each.plan) if explain else {}) for each in shown]
     usual = {"GPUs": "1 of 1", "market": "spot", "region": PRICE_REGION, "chance": ""}
     dull = [name for name, value in usual.items() if all(row[name] == value for row in rows)]
-    show(
+    show_table(
         [{n: row[n] for n in row if n not in dull} for row in rows],
         title=title,
         notes=notes,

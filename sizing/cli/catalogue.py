@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sizing import catalogue
-from sizing.catalogue import InstanceType, Price, age_note
+from sizing.catalogue import InstanceType, Price
+from sizing.catalogue.prices import age_note
 from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
+from sizing.catalogue.sizes import families
 from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
 from sizing.cli.prices import add_price_arguments, price_book
-from sizing.cli.tables import print_json, show
+from sizing.cli.tables import print_json, show_table
 from sizing.select.families import family_rows
 from sizing.spot.interruptions import ADVISOR, ADVISOR_SHARES, interruptions
 from sizing.suggestion import suggest
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json("catalogue", {"families": family_rows()})
         else:
-            show(family_rows(), notes=["list prices on demand, us-east-1"])
+            show_table(family_rows(), notes=["list prices on demand, us-east-1"])
         return 0
     chosen = select(arguments)
     book = asked_of_aws(arguments, [instance.size for instance in chosen])
@@ -79,13 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         print_json("catalogue", {"region": arguments.region, "sizes": sizes})
     elif len(arguments.sizes) == 1:
         figures = describe(chosen[0], costs[chosen[0].size], answers, arguments.region).items()
-        show(
+        show_table(
             [{"figure": name, "value": _plain(value)} for name, value in figures],
             notes=[age_note(costs[chosen[0].size])],
         )
     else:
         rows = [row(each, costs[each.size]) for each in chosen]
-        show(rows, notes=notes(chosen, costs, answers, arguments.region))
+        show_table(rows, notes=notes(chosen, costs, answers, arguments.region))
     for problem in answers.problems if answers and arguments.refresh else ():
         print(f"not refreshed: {problem}", file=sys.stderr)
     return 0
@@ -139,8 +141,8 @@ def select(arguments: argparse.Namespace) -> list[InstanceType]:
     found = [catalogue.find(size) for size in arguments.sizes]
     found = found or list(catalogue.instances().values())
     if arguments.family:
-        if arguments.family not in catalogue.families():
-            raise ValueError(_unknown("family", arguments.family, list(catalogue.families())))
+        if arguments.family not in families():
+            raise ValueError(_unknown("family", arguments.family, list(families())))
         found = [each for each in found if each.family == arguments.family]
     if arguments.gpu:
         names = sorted({each.gpu for each in catalogue.instances().values() if each.gpu})
@@ -148,7 +150,7 @@ def select(arguments: argparse.Namespace) -> list[InstanceType]:
             raise ValueError(_unknown("accelerator", arguments.gpu, names))
         found = [each for each in found if arguments.gpu.lower() in each.gpu.lower()]
     if arguments.fit:
-        found = [e for e in found if arguments.fit in catalogue.families()[e.family].fit]
+        found = [e for e in found if arguments.fit in families()[e.family].fit]
     if not found:
         raise ValueError("no size matches all of these options; leave one out")
     return found
@@ -188,7 +190,7 @@ def describe(
     instance: InstanceType, cost: Costs, answers: Refreshed | None, region: str
 ) -> dict[str, Any]:
     """Return everything known about one size, with sources."""
-    family = catalogue.families()[instance.family]
+    family = families()[instance.family]
     on_demand, spot = cost
     known = asdict(instance)
     del known["on_demand_usd_per_hour"]

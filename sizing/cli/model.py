@@ -26,7 +26,7 @@ from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank
 from sizing.plan.checks import check_plan
-from sizing.plan.report import to_json
+from sizing.plan.report import plan_json
 
 HELP = "any model, or a transformer's config.json: counted, then priced"
 # How it is trained: options of `python -m training count`. A flag has no type.
@@ -137,7 +137,7 @@ def _print(arguments: argparse.Namespace) -> int:
         made = plan(request(arguments, arguments.size))
         findings = check_plan(made)
         if arguments.json:
-            print_json("model", {"plan": to_json(made, findings)})
+            print_json("model", {"plan": plan_json(made, findings)})
         else:
             show_plan(made, findings, explain=arguments.explain)
         return 1 if findings.problems else 0

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from sizing.cli.request import add_request_arguments, planner, price_ages, request
-from sizing.cli.tables import print_json, show
+from sizing.cli.tables import print_json, show_table
 from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.finished_run import FinishedRun, read_run
 from sizing.plan.plan import Plan
-from sizing.plan.report import duration, figures, summary, to_json
+from sizing.plan.report import duration, figures, plan_json, summary
 from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
 from sizing.plan.side_by_side import machines, one_or_several
 from sizing.plan.work import StagePlan
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = planner(arguments)(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
-        print_json("plan", to_json(plan, findings))
+        print_json("plan", plan_json(plan, findings))
     else:
         show_plan(plan, findings, explain=arguments.explain)
     return 1 if findings.problems else 0
@@ -102,7 +102,7 @@ def _show_review(
     finished: FinishedRun, plan: Plan, rows: Sequence[Compared], learned: Sequence[str]
 ) -> None:
     size = plan.request.size
-    show(
+    show_table(
         [
             {
                 "what": row.what,
@@ -142,7 +142,7 @@ def show_plan(plan: Plan, findings: Findings, *, explain: bool = False) -> None:
     """
     asked = plan.request
     verdict = "cannot work" if findings.problems else "fits"
-    show(
+    show_table(
         [{"": name, " ": text} for name, text in summary(plan)],
         title=f"{asked.workload}/{asked.recipe} on {machines(asked)}: {verdict}",
         notes=[
@@ -153,7 +153,7 @@ def show_plan(plan: Plan, findings: Findings, *, explain: bool = False) -> None:
         ],
     )
     total = plan.work.seconds or 1.0
-    show(
+    show_table(
         [row for stage in plan.work.stages for row in _stage_rows(stage, total)],
         title="where the time goes",
         notes=["modelled; dollars are for the instance alone; --explain shows each figure's basis"],
@@ -188,8 +188,8 @@ def _stage_rows(stage: StagePlan, total: float) -> Iterator[dict[str, Any]]:
 
 
 def _show_basis(plan: Plan) -> None:
-    show(_memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
-    show(
+    show_table(_memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
+    show_table(
         [
             {
                 "figure": name,

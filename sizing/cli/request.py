@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.run_env import DATA_PLACES
-from sizing.catalogue import age_note
+from sizing.catalogue.prices import age_note
 from sizing.cli.prices import add_price_arguments, price_book
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.dataset import read_manifest

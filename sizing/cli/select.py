@@ -26,9 +26,10 @@ from dataclasses import asdict
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import InstanceType, age_note
+from sizing.catalogue import InstanceType
+from sizing.catalogue.prices import age_note
 from sizing.cli.prices import add_price_arguments, price_book
-from sizing.cli.tables import print_json, show
+from sizing.cli.tables import print_json, show_table
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
 from sizing.select.requirements import PHASES, Requirements, SizeSelection
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show_selection(selection, requirements.phase)
         used = (price for each in selection.candidates for price in prices(each.size))
-        show([], notes=[age_note(used)])
+        show_table([], notes=[age_note(used)])
     return 0
 
 
@@ -120,7 +121,7 @@ def _rightsize(arguments: argparse.Namespace) -> int:
     notes = [] if rows else [f"no cheaper size carries {percent:g} % of {instance.size}: keep it"]
     priced = [instance.size, *(move.size for move in moves)]
     notes.append(age_note(prices(each)[0] for each in priced))
-    show(rows[:_MOVES], title=f"{instance.size} at {percent:g} %: cheaper sizes", notes=notes)
+    show_table(rows[:_MOVES], title=f"{instance.size} at {percent:g} %: cheaper sizes", notes=notes)
     return 0
 
 
@@ -218,7 +219,7 @@ def _pair(option: str, text: str) -> tuple[str, float]:
 def show_selection(selection: SizeSelection, phase: str) -> None:
     """Show the candidates, then reasons and cautions, then what was left out."""
     shown = selection.candidates[:SHOWN]
-    show([{"size": each.size, **each.figures} for each in shown])
+    show_table([{"size": each.size, **each.figures} for each in shown])
     lines: list[str] = []
     for place, each in enumerate(shown[:3], start=1):
         lines.append(f"{place}. {each.size}: {'; '.join(each.reasons)}.")
@@ -236,4 +237,4 @@ def show_selection(selection: SizeSelection, phase: str) -> None:
             "Dollars per hour are not dollars per run: see python -m sizing plan and advise."
         )
     lines += [f"differs from common advice: {line}" for line in selection.differs]
-    show([], notes=lines)
+    show_table([], notes=lines)

@@ -29,7 +29,7 @@ class _Screen(Console):
         raise BrokenPipeError
 
 
-def show(
+def show_table(
     rows: Sequence[Mapping[str, Any]],
     *,
     title: str | None = None,
@@ -50,7 +50,9 @@ def show(
         table = Table(
             title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
         )
-        columns = [[heading(name), *(cell(row[name]) for row in rows)] for name in rows[0]]
+        columns = [
+            [table_heading(name), *(table_cell(row[name]) for row in rows)] for name in rows[0]
+        ]
         numeric = [all(isinstance(row[n], int | float | None) for row in rows) for n in rows[0]]
         for column, is_number, width in zip(
             columns, numeric, _widths(columns, numeric, screen.width), strict=True
@@ -68,8 +70,8 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a Markdown table, or nothing without rows."""
     if not rows:
         return ""
-    lines = [[heading(name) for name in rows[0]], ["---"] * len(rows[0])]
-    lines += [[cell(row[name]) for name in rows[0]] for row in rows]
+    lines = [[table_heading(name) for name in rows[0]], ["---"] * len(rows[0])]
+    lines += [[table_cell(row[name]) for name in rows[0]] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -94,7 +96,7 @@ def _widths(columns: Sequence[Sequence[str]], numeric: Sequence[bool], available
     return widths
 
 
-def heading(name: str) -> str:
+def table_heading(name: str) -> str:
     """Return a key as a heading: `spot_usd_per_hour` is "spot $/h"; other text stays as it is."""
     if not is_key(name):
         return name
@@ -107,7 +109,7 @@ def is_key(name: str) -> bool:
     return name.isidentifier() and name == name.lower()
 
 
-def cell(value: object) -> str:
+def table_cell(value: object) -> str:
     """Format one value: thousands grouped, at most four significant digits, `-` for none."""
     if value is None or value == "":
         return "-"

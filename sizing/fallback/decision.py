@@ -9,7 +9,7 @@ from sizing.fallback.situation import Decision, Market, Situation, SpotHistory
 LEAST_GAIN_HOURS = 1e-6
 
 
-def decide(situation: Situation, history: SpotHistory) -> Decision:
+def decide_market(situation: Situation, history: SpotHistory) -> Decision:
     """Choose a market until the next decision, with the figures that led to it."""
     figures = {
         "hours_to_deadline": (situation.deadline - situation.now) / 3600,

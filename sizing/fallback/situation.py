@@ -110,7 +110,7 @@ class SpotHistory:
         return (self.arrivals + PRIOR_WEIGHT) / (self.down_hours + PRIOR_WEIGHT * PRIOR_WAIT_HOURS)
 
 
-def observe(
+def observe_market(
     history: SpotHistory, *, seconds: float, machine: str | None, asks: bool
 ) -> SpotHistory:
     """Count the time since the last look, and what changed in it."""

@@ -25,7 +25,7 @@ _BYTES = (
     *("peak_bytes", "backward_peak_bytes", "usual_peak_bytes"),
     *("peak_activation_bytes", "output_bytes"),
 )
-FORMAT = 2
+FOOTPRINTS_FORMAT = 2
 
 
 class NotMeasuredError(ValueError):
@@ -135,10 +135,10 @@ def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:
         raise ValueError(
             f"{path} is not JSON ({error}); create it again with `{MEASURE}`"
         ) from error
-    if isinstance(content, dict) and content.get("format") != FORMAT:
+    if isinstance(content, dict) and content.get("format") != FOOTPRINTS_FORMAT:
         raise ValueError(
-            f"{path} has format {content.get('format')!r}, this version reads {FORMAT}; create it "
-            f"again with `{MEASURE}`"
+            f"{path} has format {content.get('format')!r}, this version reads {FOOTPRINTS_FORMAT}; "
+            f"create it again with `{MEASURE}`"
         )
     rows = content.get("footprints") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not all(
@@ -158,7 +158,7 @@ def recipes(path: Path = FOOTPRINTS_FILE) -> dict[str, list[str]]:
     return found
 
 
-def stages(
+def counted_stages(
     workload: str,
     recipe: str,
     *,

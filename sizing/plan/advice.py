@@ -11,9 +11,10 @@ from typing import Literal
 from contract.trainer_options import RANKS
 from sizing import catalogue
 from sizing.catalogue.prices import PRICE_REGION, UnknownPriceError
+from sizing.catalogue.sizes import trainable_by_price
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
-from sizing.plan.deadline import with_fallback
+from sizing.plan.deadline import deadline_fallback
 from sizing.plan.outcomes import Market, Outcomes, on_demand, on_spot
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -117,7 +118,7 @@ def rank(
     """
     asked = wanted or Wanted(gpus=request.gpus, market="spot")
     least = asked.gpus or 1
-    names = sizes or [i.size for i in catalogue.trainable_by_price() if i.num_gpus >= least]
+    names = sizes or [i.size for i in trainable_by_price() if i.num_gpus >= least]
     if not names:
         raise ValueError(f"gpus is {least}; no size in the catalogue has as many")
     plans = []
@@ -169,7 +170,7 @@ def _with_fallback(found: list[PlannedSize], wanted: Wanted, most: int) -> list[
     spots = [each for each in found if each.is_in("spot") and each.plan in in_time]
     added: list[PlannedSize] = []
     for each in sorted(spots, key=lambda one: one.usd)[:most]:
-        forecast = with_fallback(each.plan) if each.usd < best_usd else None
+        forecast = deadline_fallback(each.plan) if each.usd < best_usd else None
         if forecast is not None and not (is_free and each.keeps):
             added.append(replace(each, outcomes=forecast.outcomes))
             best_usd = min(best_usd, added[-1].usd if added[-1].keeps else best_usd)

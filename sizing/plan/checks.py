@@ -84,7 +84,7 @@ def _smaller_step(plan: Plan) -> str:
     current = max(s.footprint.micro_batch for s in plan.work.stages if s.footprint.kind == "train")
     for size in range(current - 1, 0, -1):
         try:
-            stages = footprints.stages(
+            stages = footprints.counted_stages(
                 request.workload,
                 request.recipe,
                 micro_batch=size,

@@ -43,7 +43,7 @@ class WithFallback:
     outcomes: Outcomes = field(compare=False, repr=False)
 
 
-def sentence(forecast: WithFallback) -> str:
+def deadline_sentence(forecast: WithFallback) -> str:
     """Return the forecast as a sentence."""
     return (
         f"${forecast.usd_mean:.2f} on average, ${forecast.usd_p90:.2f} (p90), "
@@ -54,7 +54,7 @@ def sentence(forecast: WithFallback) -> str:
 
 
 @lru_cache(maxsize=4)  # both the sentence and the JSON of a plan need it
-def with_fallback(plan: Plan) -> WithFallback | None:
+def deadline_fallback(plan: Plan) -> WithFallback | None:
     """Return the forecast of a run with a deadline; None without one."""
     deadline, spot = plan.request.deadline_hours, plan.spot
     if not deadline or spot is None or plan.request.on_demand:

@@ -74,7 +74,7 @@ def look_up(
     )
     used = constants or learned
     stages = _as_asked(
-        footprints.stages(
+        footprints.counted_stages(
             request.workload,
             request.recipe,
             micro_batch=request.micro_batch,

@@ -10,7 +10,6 @@ from pathlib import Path
 from contract.auto_interval import choose_interval
 from contract.grammar import parse_interval
 from contract.notice import idle_seconds
-from sizing.catalogue.service_prices import initialization_usd
 from sizing.models.calibration import CALIBRATION_FILE
 from sizing.models.constants import GIB, Constants
 from sizing.models.data_path import sync_seconds
@@ -20,6 +19,7 @@ from sizing.models.notice import NoticeFit, Restart, notice_fit
 from sizing.plan.inputs import PlanInputs, look_up
 from sizing.plan.request import Request
 from sizing.plan.work import PlannedWork, StagePlan, plan_work
+from sizing.service_prices import initialization_usd
 from sizing.spot.forecast import SpotForecast, forecast
 from sizing.spot.pattern import NEVER, NOTICE_ARRIVES
 from sizing.spot.simulation import SpotRun

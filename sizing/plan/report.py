@@ -5,21 +5,21 @@ from typing import Any
 
 from sizing import catalogue
 from sizing.catalogue import Price
-from sizing.catalogue.service_prices import IMAGE_GIB
 from sizing.figures import Basis, rounded
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
-from sizing.plan.deadline import sentence, with_fallback
+from sizing.plan.deadline import deadline_fallback, deadline_sentence
 from sizing.plan.plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
+from sizing.service_prices import IMAGE_GIB
 from sizing.spot.forecast import SpotForecast
 
 # Loader and disk are worth a line above this share of the slowest part's time.
 _NEAR = 0.25
 
 
-def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
+def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
     """Return the plan as plain JSON, with null if the run would never end on Spot."""
     spot = plan.spot
     seconds = {
@@ -73,7 +73,7 @@ def _spot(spot: SpotForecast | None, *names: str) -> dict[str, float | None]:
 
 def _with_fallback(plan: Plan) -> dict[str, Any] | None:
     """Return the cost of the run with a deadline; null without one."""
-    fallback = with_fallback(plan)
+    fallback = deadline_fallback(plan)
     if fallback is None:
         return None
     names = (field.name for field in fields(fallback) if field.name != "outcomes")
@@ -206,7 +206,11 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         *_initialization(plan),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
         ("alternates", _alternates(plan)),
-        *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
+        *(
+            [("with fallback", deadline_sentence(fallback))]
+            if (fallback := deadline_fallback(plan))
+            else []
+        ),
     ]
 
 
@@ -295,7 +299,7 @@ def _first_machine(spot: SpotForecast) -> str:
     )
 
 
-def one_line(plan: Plan) -> str:
+def plan_line(plan: Plan) -> str:
     """Return the plan in one sentence, for cdk synth."""
     spot, request, work = plan.spot, plan.request, plan.work
     costs = (

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import Family
+from sizing.catalogue.sizes import Family, families
 
 # The cheapest size of a family costs less than this an hour.
 _LEVELS = ((0.05, "Low"), (0.5, "Moderate"), (2.0, "High"))
@@ -15,7 +15,7 @@ def family_rows() -> list[dict[str, Any]]:
 
     Dollars are those of the cheapest and the most expensive size, in us-east-1.
     """
-    found = [_row(family) for family in catalogue.families().values()]
+    found = [_row(family) for family in families().values()]
     return sorted(
         found, key=lambda row: (row["usd_per_hour_from"] is None, row["usd_per_hour_from"] or 0.0)
     )

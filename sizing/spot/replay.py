@@ -9,8 +9,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sizing.fallback.decision import decide
-from sizing.fallback.situation import Market, Place, Situation, SpotHistory, observe
+from sizing.fallback.decision import decide_market
+from sizing.fallback.situation import Market, Place, Situation, SpotHistory, observe_market
 from sizing.spot.pattern import NOTICE_SECONDS
 from sizing.spot.traces import SpotLife
 
@@ -236,10 +236,10 @@ class Replay:
             spot_per_hour=prices.spot,
             on_demand_per_hour=prices.on_demand,
         )
-        self.history = observe(
+        self.history = observe_market(
             self.history, seconds=self.now, machine=situation.spot_machine, asks=self.asks
         )
-        return decide(situation, self.history).market
+        return decide_market(situation, self.history).market
 
     def _with_saves(self, work: float) -> float:
         return work + math.ceil(work / self.job.interval) * self.job.checkpoint

@@ -31,7 +31,7 @@ class Trace:
 
 def load_trace(path: Path) -> Trace:
     """Read one trace file; a malformed one, or one without a machine, is a ValueError."""
-    gap, counts = read_counts(path)
+    gap, counts = read_spot_counts(path)
     lives = tuple(_lives(counts, gap))
     if not lives:
         raise ValueError(f"trace {_short(path)} has no machine at any time")
@@ -56,7 +56,7 @@ def _short(path: Path) -> str:
     return path.stem
 
 
-def read_counts(path: Path) -> tuple[float, list[float]]:
+def read_spot_counts(path: Path) -> tuple[float, list[float]]:
     """Read the seconds between ticks, and how many machines each tick has."""
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))

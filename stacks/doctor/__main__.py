@@ -20,7 +20,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from sizing.catalogue import PRICE_REGION
+from sizing import PRICE_REGION
 from stacks.doctor import capacity, deployment, network
 from stacks.doctor.account import (
     Check,

@@ -8,9 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from contract.run_image import image_of
-from sizing import catalogue
-from sizing.catalogue import PRICE_REGION
-from sizing.catalogue.refresh import LEAST_FOR_SCORES
+from sizing import LEAST_FOR_SCORES, PRICE_REGION, catalogue
 from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
 from stacks.doctor.network import in_zones, zones_of_subnets
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME

@@ -17,7 +17,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from contract.keys import EVENTS, GUARD
-from sizing.catalogue import service_prices
+from sizing import service_prices
 from stacks import acknowledgments as nag
 from stacks.fleet import DESCRIBE, may_cancel_fleet_of, may_modify_fleet_of, own_fleet_reasons
 from stacks.guard.fleet import ON_DEMAND, SPOT

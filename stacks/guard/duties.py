@@ -47,8 +47,9 @@ def stop(tick: Tick) -> None:
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
     """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []
-    for action, call in (("to-zero", fleet.send_to_zero), ("cancel", fleet.cancel)):
-        refusal = tick.known("fleet to zero", partial(fleet.refusal_of, call, fleet_id))
+    own = fleet.StackFleet(fleet_id)
+    for action, call in (("to-zero", own.send_to_zero), ("cancel", own.cancel)):
+        refusal = tick.known("fleet to zero", partial(fleet.refusal_of, call))
         if refusal is None:  # a passing error: the next call tries again
             return
         if not refusal:
@@ -145,7 +146,7 @@ def end_instances(tick: Tick) -> None:
 
 
 def _end(tick: Tick, instance: StackInstance, why: str) -> bool:
-    if not tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
+    if not tick.does(f"terminate {instance.id}", instance.terminate):
         return False
     tick.done.append(("terminate", f"{instance.id}: {why}"))
     return True

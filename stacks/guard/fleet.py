@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from stacks.guard.settings import GuardSettings, client
+from stacks.guard.settings import GuardSettings, quick_client
 
 LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -42,11 +42,24 @@ class StackInstance:
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
 
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether it is no Spot instance: nobody takes it back, and it gets no notice."""
+        return self.market == ON_DEMAND
+
+    def terminate(self) -> None:
+        """Shut the instance down for good; its trainer saves, as at every shutdown."""
+        try:
+            quick_client("ec2").terminate_instances(InstanceIds=[self.id])
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "InvalidInstanceID.NotFound":
+                raise
+
 
 def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
     """Return the stack's instances, of any run, including those of the last hour that ended."""
     mine = [{"Name": "tag:Stack", "Values": [settings.stack_name]}]
-    pages = client("ec2").get_paginator("describe_instances").paginate(Filters=mine)
+    pages = quick_client("ec2").get_paginator("describe_instances").paginate(Filters=mine)
     reservations = [each for page in pages for each in page["Reservations"]]
     return [_instance(one) for each in reservations for one in each["Instances"]]
 
@@ -75,7 +88,7 @@ def spot_prices(instances: Iterable[StackInstance]) -> dict[tuple[str, str], flo
     if not sizes:
         return {}
     now = datetime.now(UTC)
-    found = client("ec2").describe_spot_price_history(
+    found = quick_client("ec2").describe_spot_price_history(
         InstanceTypes=sizes, ProductDescriptions=["Linux/UNIX"], StartTime=now, EndTime=now
     )
     return {
@@ -90,13 +103,13 @@ def is_of_stack(settings: GuardSettings, instance_id: str) -> bool:
         {"Name": "instance-id", "Values": [instance_id]},
         {"Name": "tag:Stack", "Values": [settings.stack_name]},
     ]
-    return bool(client("ec2").describe_instances(Filters=mine)["Reservations"])
+    return bool(quick_client("ec2").describe_instances(Filters=mine)["Reservations"])
 
 
 def own_fleet_id(settings: GuardSettings) -> str:
     """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
     try:
-        parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)
+        parameter = quick_client("ssm").get_parameter(Name=settings.fleet_parameter)
     except ClientError as error:
         if error.response["Error"]["Code"] == "ParameterNotFound":
             return ""
@@ -104,49 +117,52 @@ def own_fleet_id(settings: GuardSettings) -> str:
     return str(parameter["Parameter"]["Value"])
 
 
-def read_capacity(fleet_id: str) -> tuple[int, int]:
-    """Return how many instances the fleet is to keep, and how many of them on demand.
+@dataclass(frozen=True, slots=True)
+class StackFleet:
+    """A Spot fleet by its id: how much it is to keep, and the two ways to stop it."""
 
-    A fleet that is cancelled or gone keeps none.
-    """
-    try:
-        found = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
-            return 0, 0
-        raise
-    for fleet in found["SpotFleetRequestConfigs"]:
-        if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying"):
-            config = fleet["SpotFleetRequestConfig"]
-            return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity") or 0)
-    return 0, 0
+    id: str
+
+    def read_capacity(self) -> tuple[int, int]:
+        """Return how many instances the fleet is to keep, and how many of them on demand.
+
+        A fleet that is cancelled or gone keeps none.
+        """
+        try:
+            found = quick_client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
+                return 0, 0
+            raise
+        for fleet in found["SpotFleetRequestConfigs"]:
+            if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying"):
+                config = fleet["SpotFleetRequestConfig"]
+                return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity") or 0)
+        return 0, 0
+
+    def set_capacity(self, capacity: int, on_demand: int) -> None:
+        """Request `capacity` instances, `on_demand` of them on demand."""
+        quick_client("ec2").modify_spot_fleet_request(
+            SpotFleetRequestId=self.id, TargetCapacity=capacity, OnDemandTargetCapacity=on_demand
+        )
+
+    def send_to_zero(self) -> None:
+        """Set the fleet's capacity to zero, on Spot and on demand."""
+        self.set_capacity(0, 0)
+
+    def cancel(self) -> None:
+        """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
+        answer = quick_client("ec2").cancel_spot_fleet_requests(
+            SpotFleetRequestIds=[self.id], TerminateInstances=True
+        )
+        for each in answer.get("UnsuccessfulFleetRequests", []):
+            raise NotCancelledError(f"({each['Error']['Code']}) {each['Error']['Message']}")
 
 
-def send_to_zero(fleet_id: str) -> None:
-    """Set the fleet's capacity to zero, on Spot and on demand."""
-    set_capacity(fleet_id, 0, 0)
-
-
-def set_capacity(fleet_id: str, capacity: int, on_demand: int) -> None:
-    """Request `capacity` instances, `on_demand` of them on demand."""
-    client("ec2").modify_spot_fleet_request(
-        SpotFleetRequestId=fleet_id, TargetCapacity=capacity, OnDemandTargetCapacity=on_demand
-    )
-
-
-def cancel(fleet_id: str) -> None:
-    """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
-    answer = client("ec2").cancel_spot_fleet_requests(
-        SpotFleetRequestIds=[fleet_id], TerminateInstances=True
-    )
-    for each in answer.get("UnsuccessfulFleetRequests", []):
-        raise NotCancelledError(f"({each['Error']['Code']}) {each['Error']['Message']}")
-
-
-def refusal_of(call: Callable[[str], None], fleet_id: str) -> str:
+def refusal_of(call: Callable[[], None]) -> str:
     """Make a call; return EC2's refusal, empty without one. Errors that may pass are raised."""
     try:
-        call(fleet_id)
+        call()
     except NotCancelledError as error:
         return str(error)
     except ClientError as error:
@@ -156,12 +172,3 @@ def refusal_of(call: Callable[[str], None], fleet_id: str) -> str:
             raise
         return str(error)
     return ""
-
-
-def terminate(instance_id: str) -> None:
-    """Shut an instance down for good; its trainer saves, as at every shutdown."""
-    try:
-        client("ec2").terminate_instances(InstanceIds=[instance_id])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "InvalidInstanceID.NotFound":
-            raise

@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from sizing.fallback.decision import decide
-from sizing.fallback.situation import Decision, Market, Place, Situation, SpotHistory, observe
-from stacks.guard import fleet
-from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
+from sizing import Decision, Market, Place, Situation, SpotHistory, decide_market, observe_market
+from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, StackInstance
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import Forecast
 from stacks.guard.tick import Tick
@@ -51,7 +49,7 @@ def choose_market(tick: Tick) -> None:
     work = work_left(tick.head, settings.forecast)
     situation = _situation(tick, machines, work, began=began, asks=asks)
     evidence = _observed(tick.ledger, situation)
-    decision = decide(situation, evidence)
+    decision = decide_market(situation, evidence)
     if tick.ledger.is_barren_on_spot(settings):
         reason = f"{len(tick.ledger.barren_attempts())} attempts in a row on Spot committed nothing"
         decision = replace(decision, market="on-demand", reason=reason)
@@ -119,7 +117,7 @@ def _trained(tick: Tick, machines: list[StackInstance], forecast: Forecast) -> f
 
 def _observed(ledger: Ledger, now: Situation) -> SpotHistory:
     before = SpotHistory(**ledger.market.get("evidence", {}))
-    return observe(before, seconds=now.now, machine=now.spot_machine, asks=now.asks_for_spot)
+    return observe_market(before, seconds=now.now, machine=now.spot_machine, asks=now.asks_for_spot)
 
 
 def _keep(
@@ -182,7 +180,7 @@ def _carry_out(
         tick, fleet_id, spot + on_demand, on_demand, f"{WORDS[decision.market]}: {decision.reason}"
     )
     for instance in demand if decision.market == "spot" else ():
-        if tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
+        if tick.does(f"terminate {instance.id}", instance.terminate):
             tick.done.append((NAME, f"{instance.id} ends: {decision.reason}"))
 
 
@@ -209,7 +207,7 @@ def _ask_for(tick: Tick, fleet_id: str, capacity: int, on_demand: int, why: str)
     """Request this capacity unless it is already set; return whether it is set now."""
     if (tick.capacity[fleet_id], tick.on_demand[fleet_id]) == (capacity, on_demand):
         return True
-    call = partial(fleet.set_capacity, fleet_id, capacity, on_demand)
+    call = partial(StackFleet(fleet_id).set_capacity, capacity, on_demand)
     if not tick.does("on-demand capacity", call):
         return False
     tick.done.append((NAME, why))

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from contract.keys import CHECKPOINTS, EVENTS, GUARD, HEAD, checkpoint_prefix, progress_key
 from contract.progress import read_progress
 from stacks.guard.ledger import Ledger, Note
-from stacks.guard.settings import GuardSettings, client
+from stacks.guard.settings import GuardSettings, quick_client
 
 # Calls may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
@@ -49,7 +49,7 @@ def last_commit(settings: GuardSettings, head: dict[str, Any]) -> float:
     """Return the time in S3 of the newest committed checkpoint's last file; 0 without any."""
     if not head.get("checkpoints"):
         return 0.0
-    files = client("s3").list_objects_v2(
+    files = quick_client("s3").list_objects_v2(
         Bucket=settings.run_bucket,
         Prefix=f"{settings.run_prefix}/{checkpoint_prefix(head['checkpoints'][-1]['name'])}",
     )
@@ -65,7 +65,7 @@ def progress_of(settings: GuardSettings, instance_id: str) -> tuple[str, int]:
 def has_checkpoints(settings: GuardSettings) -> bool:
     """Return whether anything lies below checkpoints/."""
     prefix = f"{settings.run_prefix}/{CHECKPOINTS}"
-    found = client("s3").list_objects_v2(Bucket=settings.run_bucket, Prefix=prefix, MaxKeys=1)
+    found = quick_client("s3").list_objects_v2(Bucket=settings.run_bucket, Prefix=prefix, MaxKeys=1)
     return bool(found.get("Contents"))
 
 
@@ -73,7 +73,7 @@ def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[st
     """Yield id, time and message of each machine's newest failure among events since `since`."""
     prefix = f"{settings.run_prefix}/{EVENTS}"
     pages = (
-        client("s3")
+        quick_client("s3")
         .get_paginator("list_objects_v2")
         .paginate(
             Bucket=settings.run_bucket,
@@ -141,7 +141,7 @@ def record_event(settings: GuardSettings, note: Note) -> None:
         **note.fields,
     }
     name = "-".join(filter(None, (when.strftime(_TIME) + "Z", "guard", note.name, note.about)))
-    client("s3").put_object(
+    quick_client("s3").put_object(
         Bucket=settings.run_bucket,
         Key=f"{settings.run_prefix}/{EVENTS}{name}.json",
         Body=json.dumps(record).encode(),
@@ -151,7 +151,7 @@ def record_event(settings: GuardSettings, note: Note) -> None:
 
 def publish(settings: GuardSettings, note: Note) -> None:
     """Send a note to the topic's subscribers."""
-    client("sns").publish(
+    quick_client("sns").publish(
         TopicArn=settings.topic_arn,
         # SNS takes fewer than 100 characters and no control characters, which a machine's last
         # message may have (a progress bar's); the mail's text has the complete headline.
@@ -163,13 +163,13 @@ def publish(settings: GuardSettings, note: Note) -> None:
 def _versions(settings: GuardSettings, name: str) -> list[str]:
     """Return the ids of an object's versions, newest first."""
     key = f"{settings.run_prefix}/{name}"
-    found = client("s3").list_object_versions(Bucket=settings.run_bucket, Prefix=key)
+    found = quick_client("s3").list_object_versions(Bucket=settings.run_bucket, Prefix=key)
     return [each["VersionId"] for each in found.get("Versions", []) if each["Key"] == key]
 
 
 def _get(settings: GuardSettings, name: str, **version: str) -> Any | None:
     try:
-        return client("s3").get_object(
+        return quick_client("s3").get_object(
             Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/{name}", **version
         )
     except ClientError as error:
@@ -182,7 +182,7 @@ def _write_ledger(settings: GuardSettings, data: bytes, etag: str | None) -> boo
     """Write guard.json unless it changed since it was read; return whether it was written."""
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     try:
-        client("s3").put_object(
+        quick_client("s3").put_object(
             Bucket=settings.run_bucket,
             Key=f"{settings.run_prefix}/{GUARD}",
             Body=data,

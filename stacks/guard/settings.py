@@ -16,7 +16,7 @@ _QUICK = Config(
 
 
 @cache
-def client(service: str) -> Any:
+def quick_client(service: str) -> Any:
     """Return the client of a service, made once: creating one costs more than a call."""
     return boto3.client(service, config=_QUICK)
 
@@ -98,7 +98,7 @@ class GuardSettings:
         """The S3 URI of the run's objects."""
         return f"s3://{self.run_bucket}/{self.run_prefix}"
 
-    def usd_per_hour(self, size: str, market: str) -> float:
+    def usd_per_hour(self, size: str = "", market: str = "spot") -> float:
         """Return the price of a size, or of the stack's own size if that is not known."""
         known = self.prices.get(size) or next(iter(self.prices.values()), {})
         return known.get(market, 0.0)

@@ -95,7 +95,7 @@ class Tick:
             own = [each for each in self.live() if self.fleet_of(each) == fleet_id]
             spot = sum(each.market == fleet.SPOT and each.is_running for each in own)
             if self.capacity[fleet_id] and spot >= self.capacity[fleet_id] - on_demand:
-                rest = [each for each in own if each.market == fleet.ON_DEMAND]
+                rest = [each for each in own if each.is_on_demand]
                 found += sorted(rest, key=lambda each: each.launched)[on_demand:]
         return [each.id for each in found]
 
@@ -147,7 +147,7 @@ class Tick:
 
     def _look_at_fleet(self, fleet_id: str) -> None:
         if fleet_id:
-            found = self.known("fleet", lambda: fleet.read_capacity(fleet_id))
+            found = self.known("fleet", fleet.StackFleet(fleet_id).read_capacity)
             if found is not None:
                 self.capacity[fleet_id], self.on_demand[fleet_id] = found
         elif self.fleet_id == "":

@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sizing import catalogue
-from sizing.catalogue import PRICE_REGION
-from sizing.models.footprints import NotMeasuredError
-from sizing.plan.plan import Plan
+from sizing import PRICE_REGION, NotMeasuredError, Plan, catalogue
 from stacks.parameters import account, checks, protection
 from stacks.parameters.context import (
     LEFT_OPEN,

@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sizing import catalogue
-from sizing.catalogue import PRICE_REGION, InstanceType, hourly_price
-from sizing.catalogue.refresh import PriceBook
-from sizing.models.footprints import FOOTPRINTS_FILE, stages, usable_gpus
-from sizing.plan.dataset import read_manifest
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing import (
+    FOOTPRINTS_FILE,
+    PRICE_REGION,
+    InstanceType,
+    Plan,
+    PriceBook,
+    Request,
+    catalogue,
+    counted_stages,
+    hourly_price,
+    make_plan,
+    read_manifest,
+    usable_gpus,
+)
 from stacks.parameters import checks
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import parse_int, parse_text
@@ -103,7 +110,7 @@ def plan_run(p: ParameterFields, size: str, region: str) -> Plan:
     if is_own(p.workload):
         own = described(p.workload, p.recipe, p.overrides, p.source, p.dataset_manifest)
         footprints_file = footprints_of(own)
-    counted = stages(p.workload, p.recipe, micro_batch=micro_batch, path=footprints_file)
+    counted = counted_stages(p.workload, p.recipe, micro_batch=micro_batch, path=footprints_file)
     plan = make_plan(
         Request(
             workload=p.workload,

@@ -12,8 +12,7 @@ from contract.notice import MAX_SECONDS
 from contract.run_image import image_stack
 from contract.stack_names import stack_name, training_stack
 from contract.trainer_options import OPTIONS
-from sizing import catalogue
-from sizing.catalogue import InstanceType
+from sizing import InstanceType, catalogue
 
 # gp3's largest volume (EBS user guide, 2026).
 GP3_MAX_GIB = 65_536

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from contract.description import WorkloadDescription, describe
-from sizing.models.footprints import FORMAT, NotMeasuredError
+from sizing import FOOTPRINTS_FORMAT, NotMeasuredError
 
 ROOT = Path(__file__).parents[2]
 _SCRATCH = TemporaryDirectory(prefix="footprints-")
@@ -65,7 +65,7 @@ def footprints_of(own: WorkloadDescription) -> Path:
     """Return a file with its footprints, kept until this process ends; else NotMeasuredError."""
     if not own.footprints:
         raise NotMeasuredError(own.why_unmeasured or "none of its stages could be measured")
-    text = json.dumps({"format": FORMAT, "footprints": own.footprints})
+    text = json.dumps({"format": FOOTPRINTS_FORMAT, "footprints": own.footprints})
     path = Path(_SCRATCH.name, hashlib.sha256(text.encode()).hexdigest())
     path.write_text(text, encoding="utf-8")
     return path

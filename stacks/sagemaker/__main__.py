@@ -39,7 +39,9 @@ _positive, _count = argument_type(parse_positive), argument_type(parse_positive_
 SPLITS = ("train", "validation", "test")
 
 
-def main(arguments: Sequence[str], client: Callable[[str], Any] = patient_client) -> int:
+def sagemaker_command(
+    arguments: Sequence[str], client: Callable[[str], Any] = patient_client
+) -> int:
     """Print the requests or send them; `client` makes the client of a service."""
     options = _parse(arguments)
     try:
@@ -292,4 +294,4 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(sagemaker_command(sys.argv[1:]))

@@ -126,6 +126,12 @@ class QueuedSweep:
             created=found["createdAt"] / 1000,
         )
 
+    def end(self, jobs: Sequence[str], reason: str) -> None:
+        """Ask that these jobs end; those that run get SIGTERM and save."""
+        batch = patient_client("batch")
+        for job in jobs:
+            batch.terminate_service_job(jobId=job, reason=reason)
+
     def reserved(self, states: Mapping[str, Sequence[JobState]]) -> float:
         """Return the dollars spent plus the most that queued and running jobs may still cost."""
         of_job = self.usd_of_job or 0.0

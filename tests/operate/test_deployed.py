@@ -25,7 +25,7 @@ from operate import control
 from operate.command import main
 from rehearsal.demo.fleet import Fleet
 from rehearsal.machines.metadata import RehearsedInstance
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from tests.page_policies import action, allowed
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.rehearsal.demo.no_machine import NoMachine
@@ -138,7 +138,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
             patch.delenv(name)
         for name, value in aws.environment().items():
             patch.setenv(name, value)
-        client.cache_clear()
+        quick_client.cache_clear()
         (stack,) = aws.client("cloudformation").describe_stacks(StackName=TRAINING)["Stacks"]
         told = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
         bus = EventBus(aws=aws, code_folder=folder / "functions")
@@ -170,7 +170,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         with found.lock:
             fleet.close()
         bus.close()
-    client.cache_clear()
+    quick_client.cache_clear()
 
 
 @pytest.fixture

@@ -21,10 +21,9 @@ from operate.command import main
 from operate.logs import RunLog, as_line
 from operate.runs import OperatedRun
 from operate.status import Sight
-from stacks.guard import fleet
-from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
+from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, StackInstance
 from stacks.guard.ledger import Ledger
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from training.cli.main import main as training
 from training.durable.record.head import mark_failed, read_head
 from training.durable.record.metrics import Events
@@ -257,9 +256,9 @@ def test_fails_in_one_sentence_that_names_the_action_that_is_missing(
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", refuse)
-    client.cache_clear()
+    quick_client.cache_clear()
     assert main(["status"]) in (2, 74)
-    client.cache_clear()
+    quick_client.cache_clear()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(sentence)
 
@@ -270,7 +269,7 @@ def test_fails_where_neither_region_nor_run_is_known(
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    client.cache_clear()
+    quick_client.cache_clear()
     assert main(["list"]) == 2
     said = capsys.readouterr().err
     assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in said
@@ -331,9 +330,9 @@ def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
     run = Run(uri=str(tmp_path), stack="TrainingStack", outputs={"FleetIdOutput": "sfr-1"})
     sight = Sight(run=run, now=0.0, head=None, ledger=Ledger(), live=machines, capacity=1)
     monkeypatch.setattr(control, "look", lambda run: sight)
-    monkeypatch.setattr(fleet, "terminate", lambda one: calls.append(("terminate", one)))
-    monkeypatch.setattr(fleet, "set_capacity", lambda *words: calls.append(words))
-    monkeypatch.setattr(fleet, "read_capacity", lambda fleet_id: (0, 0))
+    monkeypatch.setattr(StackInstance, "terminate", lambda one: calls.append((one.id,)))
+    monkeypatch.setattr(StackFleet, "set_capacity", lambda fleet, *words: calls.append(words))
+    monkeypatch.setattr(StackFleet, "read_capacity", lambda fleet: (0, 0))
     control.stop(run, "")
     control.resume(run, "")
-    assert calls == [("sfr-1", 0, 0), ("terminate", "i-on-demand"), ("sfr-1", 1, 1)]
+    assert calls == [(0, 0), ("i-on-demand",), (1, 1)]

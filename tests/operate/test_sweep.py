@@ -20,9 +20,9 @@ from contract.sweep import Sweep, drawn_runs
 from embedded_aws import EmbeddedAws
 from operate.command import main
 from operate.sweeps import OperatedSweep, find_operated_sweep
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from stacks.parameters import StackParameters
-from stacks.sagemaker.__main__ import main as sagemaker
+from stacks.sagemaker.__main__ import sagemaker_command as sagemaker
 from stacks.sweep_stack import SweepStack
 from tests.training.forked import ForkedTrainer
 from tests.training.runs import WORKLOAD
@@ -102,7 +102,7 @@ def account(data: Path) -> Iterator[Account]:
     with EmbeddedAws() as aws, pytest.MonkeyPatch.context() as patch:
         for name, value in aws.environment().items():
             patch.setenv(name, value)
-        client.cache_clear()
+        quick_client.cache_clear()
         aws.service_jobs.notice_seconds = NOTICE_SECONDS
         aws.service_jobs.variables = {"OMP_NUM_THREADS": "1"}
         for bucket in ("datasets", "runs"):
@@ -122,7 +122,7 @@ def account(data: Path) -> Iterator[Account]:
         (found,) = aws.client("cloudformation").describe_stacks(StackName="SweepStack")["Stacks"]
         outputs = {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
         yield Account(aws, outputs)
-    client.cache_clear()
+    quick_client.cache_clear()
 
 
 @pytest.fixture

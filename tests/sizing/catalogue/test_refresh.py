@@ -10,8 +10,8 @@ from botocore.stub import ANY, Stubber
 
 from embedded_aws import EmbeddedAws
 from sizing.__main__ import main
-from sizing.catalogue import age_note
 from sizing.catalogue import refresh as asked
+from sizing.catalogue.prices import age_note
 from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

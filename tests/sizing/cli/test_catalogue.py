@@ -18,7 +18,9 @@ def test_every_size_is_listed_with_its_source(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_family_is_described_once_and_none_is_left_over() -> None:
-    assert set(catalogue.families()) == {each.family for each in catalogue.instances().values()}
+    assert set(catalogue.sizes.families()) == {
+        each.family for each in catalogue.instances().values()
+    }
 
 
 def test_what_was_never_checked_says_so_in_its_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sizing.__main__ import COMMANDS, main
-from sizing.cli.tables import heading, is_key, print_json, show
+from sizing.cli.tables import is_key, print_json, show_table, table_heading
 
 EVERY = [
     ["catalogue", "--family", "g5"],
@@ -69,7 +69,9 @@ def test_help_is_written_for_people(command: str, capsys: pytest.CaptureFixture[
 
 
 def test_a_number_is_never_cut_in_two(capsys: pytest.CaptureFixture[str]) -> None:
-    show([{"size": "g5.xlarge", "usd_per_hour": 1.006, "why": "a reason of many words " * 20}])
+    show_table(
+        [{"size": "g5.xlarge", "usd_per_hour": 1.006, "why": "a reason of many words " * 20}]
+    )
     shown = capsys.readouterr().out
     assert "1.006" in shown
     assert "g5.xlarge" in shown
@@ -81,7 +83,7 @@ def test_where_there_is_no_room_long_words_are_folded_and_nothing_is_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {f"column_{place}": f"{place}-{'x' * 30}-{place}" for place in range(6)}
-    show([row | {"usd": 123.4, "seconds": 56789}])
+    show_table([row | {"usd": 123.4, "seconds": 56789}])
     shown = capsys.readouterr().out
     assert "123.4" in shown
     assert "56,789" in shown
@@ -89,9 +91,9 @@ def test_where_there_is_no_room_long_words_are_folded_and_nothing_is_lost(
 
 
 def test_a_key_becomes_a_heading_and_other_text_stays() -> None:
-    assert heading("spot_usd_per_hour") == "Spot $/h"
-    assert heading("busy_percent") == "busy %"
-    assert heading("GPU MiB") == "GPU MiB"
+    assert table_heading("spot_usd_per_hour") == "Spot $/h"
+    assert table_heading("busy_percent") == "busy %"
+    assert table_heading("GPU MiB") == "GPU MiB"
     assert is_key("usd_p50")
     assert not is_key("Spot $")
 

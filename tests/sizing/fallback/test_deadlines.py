@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sizing.fallback.decision import decide
+from sizing.fallback.decision import decide_market
 from sizing.fallback.situation import Decision, Situation, SpotHistory
 from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome
 from sizing.spot.traces import SpotLife
@@ -55,15 +55,15 @@ def test_the_decision_costs_less_than_waiting_where_spot_comes_and_goes(
 ) -> None:
     for work, deadline in ((4, 6), (24, 36)):
         job = job_of(work=work * HOUR, deadline=deadline * HOUR)
-        sums = dict.fromkeys((decide, greedy), 0.0)
+        sums = dict.fromkeys((decide_market, greedy), 0.0)
         for seed in range(40 // work):
             lives = poisson_lives(seed=seed, mean=2 * HOUR, wait=3 * HOUR, total=3 * job.deadline)
             for policy in sums:
-                monkeypatch.setattr("sizing.spot.replay.decide", policy)
+                monkeypatch.setattr("sizing.spot.replay.decide_market", policy)
                 seen = replayed(lives, job)
                 assert seen.is_done_by(deadline), policy
                 sums[policy] += seen.usd(PRICES)
-        assert sums[decide] < sums[greedy]
+        assert sums[decide_market] < sums[greedy]
 
 
 def test_the_decision_does_not_ride_what_never_lasts() -> None:

@@ -5,14 +5,14 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from sizing.fallback.decision import decide
+from sizing.fallback.decision import decide_market as decide
 from sizing.fallback.lookahead import make_table
 from sizing.fallback.situation import (
     PRIOR_LIFE_HOURS,
     PRIOR_WAIT_HOURS,
     Situation,
     SpotHistory,
-    observe,
+    observe_market,
 )
 from sizing.spot.interruptions import interruptions
 
@@ -83,7 +83,7 @@ def test_evidence_counts_hours_and_ends_of_both_states_and_forgets() -> None:
     assert seen.losses_per_hour == pytest.approx(1 / PRIOR_LIFE_HOURS)
     assert seen.arrivals_per_hour == pytest.approx(1 / PRIOR_WAIT_HOURS)
     for hours, machine in ((0, None), (1, "i-1"), (3, "i-1"), (4, "i-2"), (5, None)):
-        seen = observe(seen, seconds=hours * HOUR, machine=machine, asks=True)
+        seen = observe_market(seen, seconds=hours * HOUR, machine=machine, asks=True)
     # i-2 came in the same hour in which i-1 was lost.
     assert seen.losses == pytest.approx(2, rel=0.05)
     assert seen.arrivals == pytest.approx(2, rel=0.12)
@@ -91,14 +91,14 @@ def test_evidence_counts_hours_and_ends_of_both_states_and_forgets() -> None:
         pytest.approx(4, rel=0.1),
         pytest.approx(1, rel=0.2),
     )
-    later = observe(seen, seconds=29 * HOUR, machine=None, asks=True)
+    later = observe_market(seen, seconds=29 * HOUR, machine=None, asks=True)
     assert later.losses == pytest.approx(seen.losses / 2)
     assert SpotHistory(**asdict(later)) == later
 
 
 def test_nothing_is_learned_while_spot_is_not_asked_for() -> None:
-    seen = observe(SpotHistory(), seconds=0, machine="i-1", asks=False)
-    after = observe(seen, seconds=10 * HOUR, machine=None, asks=False)
+    seen = observe_market(SpotHistory(), seconds=0, machine="i-1", asks=False)
+    after = observe_market(seen, seconds=10 * HOUR, machine=None, asks=False)
     assert (after.up_hours, after.losses, after.down_hours, after.arrivals) == (0, 0, 0, 0)
 
 

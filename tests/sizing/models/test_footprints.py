@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_counted_micro_batch_is_taken_as_it_is(path: Path) -> None:
-    (stage,) = footprints.stages("trajectory", "full", path=path)
+    (stage,) = footprints.counted_stages("trajectory", "full", path=path)
     assert stage.micro_batch == 16
     assert stage.peak_bytes == 4 * 100 * MIB + 16 * 10 * MIB
     assert stage.basis == "measured"
@@ -30,7 +30,7 @@ def test_a_counted_micro_batch_is_taken_as_it_is(path: Path) -> None:
 
 
 def test_the_bytes_kept_of_a_sample_are_the_slope_between_micro_batches(path: Path) -> None:
-    (stage,) = footprints.stages("trajectory", "full", path=path)
+    (stage,) = footprints.counted_stages("trajectory", "full", path=path)
     assert stage.kept_bytes_per_sample == 10 * MIB
 
 
@@ -48,7 +48,7 @@ def test_where_batches_differ_time_follows_from_the_usual_and_memory_from_the_la
     ]
     (tmp_path / "two.json").write_text(json.dumps({"format": 2, "footprints": rows}))
     for size in (16, 4):  # counted, and modelled
-        (stage,) = footprints.stages(
+        (stage,) = footprints.counted_stages(
             "trajectory", "full", micro_batch=size, path=tmp_path / "two.json"
         )
         assert stage.kept_bytes_per_sample == 4 * MIB
@@ -64,7 +64,7 @@ def test_where_batches_differ_time_follows_from_the_usual_and_memory_from_the_la
 def test_a_micro_batch_that_was_not_counted_is_modelled(
     path: Path, size: int, expected: int
 ) -> None:
-    (stage,) = footprints.stages("trajectory", "full", micro_batch=size, path=path)
+    (stage,) = footprints.counted_stages("trajectory", "full", micro_batch=size, path=path)
     assert stage.peak_bytes == expected * MIB
     assert stage.basis == "modelled"
 
@@ -77,12 +77,14 @@ def test_a_stage_with_a_batch_of_its_own_keeps_it(tmp_path: Path) -> None:
     others = [sample_footprints.row("head", size) for size in (8, 16)]
     content = {"format": 2, "footprints": [*own, *others]}
     (tmp_path / "two.json").write_text(json.dumps(content))
-    found = footprints.stages("trajectory", "full", micro_batch=8, path=tmp_path / "two.json")
+    found = footprints.counted_stages(
+        "trajectory", "full", micro_batch=8, path=tmp_path / "two.json"
+    )
     assert [(stage.stage, stage.micro_batch) for stage in found] == [("tokenizer", 4), ("head", 8)]
 
 
 def test_gpus_that_share_a_model_hold_their_share_and_two_blocks(path: Path) -> None:
-    (whole,) = footprints.stages("trajectory", "full", path=path)
+    (whole,) = footprints.counted_stages("trajectory", "full", path=path)
     shared = replace(whole, gathered_bytes=30 * MIB).sharded(4)
     # 100 MiB of parameters, as many gradients, twice as many of state, 160 of activations.
     assert shared.parameter_bytes == shared.gradient_bytes == 25 * MIB
@@ -97,13 +99,13 @@ def test_gpus_that_share_a_model_hold_their_share_and_two_blocks(path: Path) -> 
 
 
 def test_what_the_optimizer_takes_for_a_moment_is_shared_too(path: Path) -> None:
-    (whole,) = footprints.stages("trajectory", "full", path=path)
+    (whole,) = footprints.counted_stages("trajectory", "full", path=path)
     at_optimizer = replace(whole, peak_bytes=1000 * MIB, backward_peak_bytes=560 * MIB)
     assert at_optimizer.sharded(2).peak_bytes == 500 * MIB
 
 
 def test_as_many_gpus_are_usable_as_a_steps_micro_batches_go_round(path: Path) -> None:
-    stages = footprints.stages("trajectory", "full", path=path)  # four micro-batches of 16
+    stages = footprints.counted_stages("trajectory", "full", path=path)  # four micro-batches of 16
     assert [footprints.usable_gpus(stages, there) for there in (1, 2, 4, 8)] == [1, 2, 4, 4]
     # Its optimizer steps in backward: no gradient is left to add up.
     lean = [replace(stage, gradient_bytes=0) for stage in stages]
@@ -112,19 +114,19 @@ def test_as_many_gpus_are_usable_as_a_steps_micro_batches_go_round(path: Path) -
 
 def test_fails_on_a_micro_batch_that_does_not_divide_the_batch(path: Path) -> None:
     with pytest.raises(ValueError, match="global_batch 64 is not a multiple of the micro-batch 48"):
-        footprints.stages("trajectory", "full", micro_batch=48, path=path)
+        footprints.counted_stages("trajectory", "full", micro_batch=48, path=path)
 
 
 def test_fails_on_an_unmeasured_workload_with_the_command_that_measures_it(path: Path) -> None:
     with pytest.raises(footprints.NotMeasuredError, match=r"did you mean trajectory\?.*measure"):
-        footprints.stages("trajectry", "full", path=path)
+        footprints.counted_stages("trajectry", "full", path=path)
     with pytest.raises(footprints.NotMeasuredError, match=r"recipe 'ful' .*did you mean full"):
-        footprints.stages("trajectory", "ful", path=path)
+        footprints.counted_stages("trajectory", "ful", path=path)
 
 
 def test_fails_without_the_file_with_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(footprints.NotMeasuredError, match="python -m training measure"):
-        footprints.stages("trajectory", "full", path=tmp_path / "none.json")
+        footprints.counted_stages("trajectory", "full", path=tmp_path / "none.json")
 
 
 def test_fails_on_another_format(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_fails_on_another_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_micro", [1, 2, 3, 4, 5, 8, 9, 16, 17, 100])
 def test_sums_that_wait_on_one_gpu_are_those_of_the_trainer(path: Path, num_micro: int) -> None:
-    (whole,) = footprints.stages("trajectory", "full", path=path)
+    (whole,) = footprints.counted_stages("trajectory", "full", path=path)
     model = torch.nn.Linear(256, 256, bias=False)
     alone = replace(
         whole, global_batch=num_micro, micro_batch=1, gradient_bytes=model.weight.nbytes

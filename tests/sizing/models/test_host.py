@@ -54,7 +54,7 @@ def stages(folder: Path, *held: tuple[float, float]) -> tuple[Footprint, ...]:
     ]
     path = folder / f"{len(rows)}.json"
     path.write_text(json.dumps({"format": 2, "footprints": rows}))
-    return footprints.stages("trajectory", "full", path=path)
+    return footprints.counted_stages("trajectory", "full", path=path)
 
 
 def test_a_stage_holds_its_model_and_what_it_starts_from(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sizing.plan.deadline import sentence, with_fallback
+from sizing.plan.deadline import deadline_fallback, deadline_sentence
 from sizing.plan.plan import make_plan
 from sizing.plan.request import Request
 
@@ -12,8 +12,8 @@ ASKED = Request(workload="trajectory", recipe="full", size="g5.2xlarge")
 
 
 def test_without_a_deadline_or_without_spot_there_is_nothing_to_forecast() -> None:
-    assert with_fallback(make_plan(ASKED)) is None
-    assert with_fallback(make_plan(replace(ASKED, deadline_hours=1.0, on_demand=True))) is None
+    assert deadline_fallback(make_plan(ASKED)) is None
+    assert deadline_fallback(make_plan(replace(ASKED, deadline_hours=1.0, on_demand=True))) is None
 
 
 def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in_time() -> None:
@@ -21,7 +21,7 @@ def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in
     found = []
     for factor in (1.05, 2, 8):
         plan = make_plan(replace(ASKED, deadline_hours=factor * need))
-        forecast = with_fallback(plan)
+        forecast = deadline_fallback(plan)
         assert forecast is not None
         found.append(forecast)
     tight, _, loose = found
@@ -34,14 +34,14 @@ def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in
     assert tight.usd_mean == pytest.approx(make_plan(ASKED).usd_on_demand, rel=0.2)
     assert loose.usd_mean < found[1].usd_mean < tight.usd_mean
     assert loose.on_demand_share < 0.5
-    assert "on demand; 100% of the runs need it, " in sentence(tight)
+    assert "on demand; 100% of the runs need it, " in deadline_sentence(tight)
 
 
 def test_the_fallback_costs_no_less_in_a_bad_case_than_spot_alone() -> None:
     """They stand on one screen: it had neither the range of the work nor the forecast's pools."""
     job = Request(workload="imagenet", recipe="full", size="g5.12xlarge", gpus=4, epochs=18)
     plan = make_plan(replace(job, deadline_hours=5))
-    forecast = with_fallback(plan)
+    forecast = deadline_fallback(plan)
     assert forecast is not None
     assert plan.spot is not None
     assert forecast.usd_p90 >= plan.spot.usd_p90

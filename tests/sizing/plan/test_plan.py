@@ -11,7 +11,7 @@ from sizing.models import footprints
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import make_plan
-from sizing.plan.report import one_line, summary, to_json
+from sizing.plan.report import plan_json, plan_line, summary
 from sizing.plan.request import Request
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
@@ -48,7 +48,7 @@ def found_in(
 
 @pytest.mark.slow
 def test_a_thousand_plans_take_at_most_ten_cpu_seconds() -> None:
-    sizes = [each.size for each in catalogue.trainable_by_price()]
+    sizes = [each.size for each in catalogue.sizes.trainable_by_price()]
     recipes = footprints.recipes()["imagenet"]
     asked = [
         Request(workload="imagenet", recipe=recipe, size=size, epochs=epochs)
@@ -67,13 +67,13 @@ def test_a_thousand_plans_take_at_most_ten_cpu_seconds() -> None:
 
 def test_the_json_has_every_field_of_the_contract(tmp_path: Path) -> None:
     made = plan(tmp_path)
-    found = to_json(made, check_plan(made))
+    found = plan_json(made, check_plan(made))
     assert {name: type(found[name]) for name in CONTRACT} == CONTRACT
 
 
 def test_every_figure_says_its_basis_and_source(tmp_path: Path) -> None:
     made = plan(tmp_path)
-    figures = to_json(made, check_plan(made))["figures"]
+    figures = plan_json(made, check_plan(made))["figures"]
     assert figures
     assert all(figure["basis"] and figure["source"] for figure in figures.values())
 
@@ -94,9 +94,9 @@ def test_convolutions_need_a_workspace_that_the_allocator_counts(tmp_path: Path)
 def test_the_hours_have_the_range_of_their_steps(tmp_path: Path) -> None:
     found = plan(tmp_path)
     assert found.hours_low < found.hours_on_demand < found.hours_high
-    shown = to_json(found, check_plan(found))
+    shown = plan_json(found, check_plan(found))
     assert shown["hours_on_demand_p10"] == pytest.approx(found.hours_low, rel=1e-4)
-    assert "for similar runs" in one_line(found)
+    assert "for similar runs" in plan_line(found)
 
 
 def test_the_forecast_holds_the_range_of_the_steps(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_idle_gpus_and_missing_bfloat16_are_said(tmp_path: Path) -> None:
 
 
 def test_the_line_for_synth_names_hours_dollars_and_memory(tmp_path: Path) -> None:
-    text = one_line(plan(tmp_path))
+    text = plan_line(plan(tmp_path))
     assert "trajectory/full on g5.2xlarge" in text
     assert "MiB GPU memory" in text
     assert "$" in text

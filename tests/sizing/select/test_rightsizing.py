@@ -52,7 +52,7 @@ def test_fails_on_a_share_that_is_none() -> None:
 
 def test_every_family_has_a_use_and_a_level() -> None:
     found = family_rows()
-    assert {each["family"] for each in found} == set(catalogue.families())
+    assert {each["family"] for each in found} == set(catalogue.sizes.families())
     assert all(each["use"] for each in found)
     known = [each["usd_per_hour_from"] for each in found if each["usd_per_hour_from"] is not None]
     assert known == sorted(known)

@@ -8,7 +8,7 @@ import pytest
 from moto import mock_aws
 
 from embedded_aws import moto_patches
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
 
 
@@ -28,8 +28,8 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     # Loading them takes most of moto's start.
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
     with mock_aws(), _fleets_of_templates():
-        ec2 = client("ec2")
-        client("s3").create_bucket(Bucket="runs")
+        ec2 = quick_client("ec2")
+        quick_client("s3").create_bucket(Bucket="runs")
         template = ec2.create_launch_template(
             LaunchTemplateName="training",
             LaunchTemplateData={
@@ -47,8 +47,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
                 "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": version}],
             }
         )["SpotFleetRequestId"]
-        client("ssm").put_parameter(Name="/TrainingStack/fleet-id", Value=fleet_id, Type="String")
-        topic_arn = client("sns").create_topic(Name="notifications")["TopicArn"]
+        quick_client("ssm").put_parameter(
+            Name="/TrainingStack/fleet-id", Value=fleet_id, Type="String"
+        )
+        topic_arn = quick_client("sns").create_topic(Name="notifications")["TopicArn"]
         variables = {
             "STACK_NAME": "TrainingStack",
             "FLEET_PARAMETER": "/TrainingStack/fleet-id",

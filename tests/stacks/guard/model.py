@@ -73,7 +73,7 @@ class RunMachine(RuleBasedStateMachine):
         super().__init__()
         type(self).examples += 1
         self.world = World()
-        guard_settings.client.cache_clear()
+        guard_settings.quick_client.cache_clear()
         world = self.world
         self.patch = mock.patch("boto3.client", lambda service, **_: Service(world, service))
         self.patch.start()
@@ -82,7 +82,7 @@ class RunMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.patch.stop()
-        guard_settings.client.cache_clear()
+        guard_settings.quick_client.cache_clear()
 
     def let_pass(self, minutes: float) -> None:
         end = self.world.now + minutes * MINUTE

@@ -11,7 +11,7 @@ from moto.sns.models import sns_backends
 
 from embedded_aws import spot_fleet
 from stacks.guard import handler as guard
-from stacks.guard.settings import GuardSettings, client
+from stacks.guard.settings import GuardSettings, quick_client
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 # One that moto knows without being told; it warns about others.
@@ -39,10 +39,10 @@ class Scene:
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
-        client("s3").put_object(Bucket="runs", Key=f"runs/run-1/{name}", Body=body)
+        quick_client("s3").put_object(Bucket="runs", Key=f"runs/run-1/{name}", Body=body)
 
     def read(self, name: str) -> Any:
-        answer = client("s3").get_object(Bucket="runs", Key=f"runs/run-1/{name}")
+        answer = quick_client("s3").get_object(Bucket="runs", Key=f"runs/run-1/{name}")
         return json.loads(answer["Body"].read())
 
     def head(self, state: str, *names: str, **fields: str) -> None:
@@ -56,21 +56,21 @@ class Scene:
 
     def events(self) -> list[Any]:
         """The Guard's own events, oldest first."""
-        found = client("s3").list_objects_v2(Bucket="runs", Prefix="runs/run-1/events/")
+        found = quick_client("s3").list_objects_v2(Bucket="runs", Prefix="runs/run-1/events/")
         names = [each["Key"].removeprefix("runs/run-1/") for each in found.get("Contents", [])]
         return [self.read(name) for name in names if "-guard-" in name]
 
     def instances(self) -> list[str]:
-        pages = client("ec2").describe_instances()["Reservations"]
+        pages = quick_client("ec2").describe_instances()["Reservations"]
         return [each["InstanceId"] for page in pages for each in page["Instances"]]
 
     def live(self) -> list[str]:
         running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-        pages = client("ec2").describe_instances(Filters=running)["Reservations"]
+        pages = quick_client("ec2").describe_instances(Filters=running)["Reservations"]
         return [each["InstanceId"] for page in pages for each in page["Instances"]]
 
     def start(self, tags: list[dict[str, str]] = TAGS, **options: Any) -> str:
-        started = client("ec2").run_instances(
+        started = quick_client("ec2").run_instances(
             ImageId=MOTOS_IMAGE,
             InstanceType="g5.xlarge",
             MinCount=1,
@@ -81,7 +81,7 @@ class Scene:
         return str(started["Instances"][0]["InstanceId"])
 
     def end(self, *instance_ids: str) -> None:
-        client("ec2").terminate_instances(InstanceIds=list(instance_ids))
+        quick_client("ec2").terminate_instances(InstanceIds=list(instance_ids))
 
     def take_back(self, *instance_ids: str, code: str = "Server.SpotInstanceTermination") -> None:
         """End them as EC2 does when it wants its Spot capacity back."""
@@ -95,16 +95,20 @@ class Scene:
         spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
 
     def state(self) -> str:
-        fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])
+        fleets = quick_client("ec2").describe_spot_fleet_requests(
+            SpotFleetRequestIds=[self.fleet_id]
+        )
         return str(fleets["SpotFleetRequestConfigs"][0]["SpotFleetRequestState"])
 
     def capacity(self) -> int:
-        fleets = client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])
+        fleets = quick_client("ec2").describe_spot_fleet_requests(
+            SpotFleetRequestIds=[self.fleet_id]
+        )
         (fleet,) = fleets["SpotFleetRequestConfigs"]
         return int(fleet["SpotFleetRequestConfig"]["TargetCapacity"])
 
     def set_capacity(self, target: int) -> None:
-        client("ec2").modify_spot_fleet_request(
+        quick_client("ec2").modify_spot_fleet_request(
             SpotFleetRequestId=self.fleet_id, TargetCapacity=target
         )
 

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError
 from stacks.guard import records
 from stacks.guard.handler import GuardError
 from stacks.guard.ledger import Ledger
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import Scene
 
 # Each call of a tick in which everything is to be done, and what cannot be done without it.
@@ -56,18 +56,20 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]
 @pytest.fixture
 def leftover(scene: Scene) -> str:
     """A finished run, its fleet above zero, and an instance of a fleet that was cancelled."""
-    config = client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"][0]
+    config = quick_client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"][0]
     spot_fleet = {
         name: config["SpotFleetRequestConfig"][name]
         for name in ("IamFleetRole", "LaunchTemplateConfigs")
     }
-    other = client("ec2").request_spot_fleet(
+    other = quick_client("ec2").request_spot_fleet(
         SpotFleetRequestConfig={**spot_fleet, "TargetCapacity": 1}
     )["SpotFleetRequestId"]
-    client("ec2").cancel_spot_fleet_requests(SpotFleetRequestIds=[other], TerminateInstances=False)
+    quick_client("ec2").cancel_spot_fleet_requests(
+        SpotFleetRequestIds=[other], TerminateInstances=False
+    )
     (left,) = [
         each["InstanceId"]
-        for page in client("ec2").describe_instances()["Reservations"]
+        for page in quick_client("ec2").describe_instances()["Reservations"]
         for each in page["Instances"]
         if other in str(each["Tags"])
     ]
@@ -222,7 +224,7 @@ def test_a_fleet_that_ec2_does_not_cancel_though_it_may_be_loses_its_machines(
     failed = {"Error": {"Code": "unexpectedError", "Message": "rehearsed"}}
     answer = {"UnsuccessfulFleetRequests": [{**failed, "SpotFleetRequestId": scene.fleet_id}]}
     monkeypatch.setattr(
-        client("ec2"), "cancel_spot_fleet_requests", lambda **_: answer, raising=False
+        quick_client("ec2"), "cancel_spot_fleet_requests", lambda **_: answer, raising=False
     )
     before("ModifySpotFleetRequest", _denied)
     with pytest.raises(GuardError, match="unexpectedError"):

@@ -1,6 +1,6 @@
 """What the Guard ends by itself: instances that nobody wants, and machines that could not end."""
 
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import SPOT, Scene
 
 OTHER_RUN = [{"Key": "Stack", "Value": "TrainingStack"}, {"Key": "RunId", "Value": "run-0"}]
@@ -45,7 +45,7 @@ def test_what_the_guard_stops_itself_gets_the_same_time(scene: Scene) -> None:
 
 def test_an_instance_of_a_fleet_cancelled_by_hand_is_terminated(scene: Scene) -> None:
     (left,) = scene.live()
-    client("ec2").cancel_spot_fleet_requests(
+    quick_client("ec2").cancel_spot_fleet_requests(
         SpotFleetRequestIds=[scene.fleet_id], TerminateInstances=False
     )
     scene.tick()
@@ -55,7 +55,7 @@ def test_an_instance_of_a_fleet_cancelled_by_hand_is_terminated(scene: Scene) ->
 
 
 def test_an_instance_whose_fleet_is_gone_is_terminated(scene: Scene) -> None:
-    client("ssm").delete_parameter(Name="/TrainingStack/fleet-id")
+    quick_client("ssm").delete_parameter(Name="/TrainingStack/fleet-id")
     scene.set_capacity(0)
     left = scene.start()
     scene.tick()
@@ -65,20 +65,21 @@ def test_an_instance_whose_fleet_is_gone_is_terminated(scene: Scene) -> None:
 
 def test_what_an_older_run_left_behind_is_terminated_and_not_counted(scene: Scene) -> None:
     """A new run_id replaces the fleet; what its predecessor left is of the same stack."""
-    request = client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"][0]
+    request = quick_client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"][0]
     config = {
         name: request["SpotFleetRequestConfig"][name]
         for name in ("IamFleetRole", "LaunchTemplateConfigs")
     }
     (own,) = scene.live()
-    older = client("ec2").request_spot_fleet(
+    older = quick_client("ec2").request_spot_fleet(
         SpotFleetRequestConfig={**config, "TargetCapacity": 1}
     )["SpotFleetRequestId"]
     (left,) = set(scene.live()) - {own}
-    client("ec2").create_tags(Resources=[left], Tags=OTHER_RUN)
+    quick_client("ec2").create_tags(Resources=[left], Tags=OTHER_RUN)
     scene.tick()
     assert scene.tick(hours_later=0.1)["action"] == "none", "its fleet wants it still"
-    client("ec2").cancel_spot_fleet_requests(SpotFleetRequestIds=[older], TerminateInstances=False)
+    ec2 = quick_client("ec2")
+    ec2.cancel_spot_fleet_requests(SpotFleetRequestIds=[older], TerminateInstances=False)
     scene.tick(hours_later=0.2)
     assert scene.tick(hours_later=0.3)["reason"].startswith(f"{left}: its fleet ({older})")
     assert left not in scene.read("guard.json")["attempts"]
@@ -95,7 +96,7 @@ def test_an_on_demand_instance_that_spot_replaced_is_terminated(scene: Scene) ->
 
 
 def test_the_on_demand_part_of_a_fleet_is_left_alone(scene: Scene) -> None:
-    client("ec2").modify_spot_fleet_request(
+    quick_client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=1
     )
     scene.tick()

@@ -9,7 +9,7 @@ from botocore.client import BaseClient
 
 from stacks.guard import handler as guard
 from stacks.guard import records
-from stacks.guard.settings import GuardSettings, client
+from stacks.guard.settings import GuardSettings, quick_client
 from stacks.guard.tick import CALL_SECONDS
 from tests.stacks.guard.scene import SPOT, TICK, Scene
 
@@ -208,7 +208,7 @@ def test_a_head_that_is_deleted_is_reported_as_missing_at_the_next_call(
         scene.write("checkpoints/00000010-g0001-a/state.safetensors", {})
     scene.head("running", *["00000010-g0001-a"] * is_saved)
     assert scene.tick(hours_later=0.05) == NOTHING
-    client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+    quick_client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
     missing = {"action": "to-zero", "reason": "head.json is missing, though the run has begun"}
     assert scene.tick(hours_later=minutes / 60) == missing
     (mail,) = scene.mails()
@@ -218,7 +218,7 @@ def test_a_head_that_is_deleted_is_reported_as_missing_at_the_next_call(
 def test_a_run_whose_objects_were_all_deleted_may_begin_again(scene: Scene) -> None:
     scene.head("running")
     scene.tick(hours_later=-0.01)
-    client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+    quick_client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
     scene.end(*scene.instances())
     scene.start()
     assert scene.tick() == NOTHING
@@ -323,7 +323,7 @@ def test_an_own_instance_that_ec2_forgot_is_still_known(scene: Scene) -> None:
 
 
 def test_a_stack_without_a_fleet_is_nothing_to_guard(scene: Scene) -> None:
-    client("ssm").delete_parameter(Name="/TrainingStack/fleet-id")
+    quick_client("ssm").delete_parameter(Name="/TrainingStack/fleet-id")
     assert scene.tick() == NOTHING
 
 

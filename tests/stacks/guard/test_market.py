@@ -11,7 +11,7 @@ from moto.ec2.models.instances import StateReason
 from embedded_aws import spot_fleet
 from embedded_aws.capacity import Capacity, Course
 from stacks.guard.market import work_left
-from stacks.guard.settings import Forecast, client
+from stacks.guard.settings import Forecast, quick_client
 from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, Scene
 
 Call = Callable[..., dict[str, str]]
@@ -74,7 +74,7 @@ def let_spot_have(scene: Scene, machines: int) -> None:
 
 def markets(scene: Scene) -> list[str]:
     """The markets of the live instances, oldest first."""
-    pages = client("ec2").describe_instances()["Reservations"]
+    pages = quick_client("ec2").describe_instances()["Reservations"]
     live = [each for page in pages for each in page["Instances"]
             if each["State"]["Name"] == "running"]  # fmt: skip
     return [each.get("InstanceLifecycle", "on-demand") for each in live]
@@ -153,7 +153,7 @@ def test_one_decision_is_told_once_however_often_it_is_carried_out(scene: Scene,
     run(0.45)
     run(0.451)
     # A deploy sets the template's capacity again.
-    client("ec2").modify_spot_fleet_request(
+    quick_client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=0
     )
     assert run(0.46)["action"] == "market"
@@ -233,7 +233,7 @@ def test_a_deploy_that_drops_the_deadline_takes_the_move_back(
     run(0.6, **without)
     assert markets(scene) == (["on-demand"] if base else ["spot"])
     # From then on the fleet is nobody's but the template's.
-    client("ec2").modify_spot_fleet_request(
+    quick_client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=scene.fleet_id, TargetCapacity=1, OnDemandTargetCapacity=1 - base
     )
     run(0.61, **without)

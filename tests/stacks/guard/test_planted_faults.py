@@ -50,7 +50,7 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
         _plant(records, "progress_of", lambda *_: ("", next(more))),
     ),
     "silence ignored": (GuardMachine, _plant(reasons, "_silent", lambda *_: None)),
-    "no second way to stop": (GuardMachine, _plant(fleet, "cancel", _refuse)),
+    "no second way to stop": (GuardMachine, _plant(fleet.StackFleet, "cancel", _refuse)),
     "no third way to stop": (GuardMachine, _plant(duties, "_end", lambda *_: False)),
     "a refusal told to nobody": (GuardMachine, _plant(duties, "_tell_refusal", lambda *_: None)),
     "takebacks counted as barren": (BudgetMachine, _plant(fleet, "TAKEN_BACK", frozenset())),

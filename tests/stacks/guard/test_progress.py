@@ -7,7 +7,7 @@ import pytest
 from contract.keys import progress_key
 from contract.progress import progress_record
 from stacks.guard.handler import GuardError
-from stacks.guard.settings import client
+from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import Scene
 
 NOTHING = {"action": "none", "reason": "no reason to stop"}
@@ -18,7 +18,7 @@ SYNC_SECONDS, BYTES_PER_SECOND = 2 * HOUR, 900 * GIB / (2 * HOUR)
 
 def told(scene: Scene, machine: str, *, step: str = "dataset", files: int = 0, size: float) -> None:
     record, key = progress_record(step, files, int(size)), f"runs/run-1/{progress_key(machine)}"
-    client("s3").put_object(Bucket="runs", Key=key, Body=record)
+    quick_client("s3").put_object(Bucket="runs", Key=key, Body=record)
 
 
 def test_a_sync_of_two_hours_goes_on_and_is_ended_an_hour_after_its_last_byte(
@@ -91,7 +91,7 @@ def test_a_heartbeat_after_the_sync_counts_as_before(scene: Scene) -> None:
 def test_a_damaged_record_is_reported_and_keeps_nothing_alive(scene: Scene, data: bytes) -> None:
     (machine,) = scene.live()
     key = f"runs/run-1/{progress_key(machine)}"
-    client("s3").put_object(Bucket="runs", Key=key, Body=data)
+    quick_client("s3").put_object(Bucket="runs", Key=key, Body=data)
     with pytest.raises(GuardError, match="progress"):
         scene.tick(hours_later=1.1)
     assert scene.capacity() == 0

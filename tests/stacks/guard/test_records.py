@@ -11,7 +11,7 @@ from moto.sns.models import sns_backends
 from stacks.guard.handler import GuardError
 from stacks.guard.ledger import Note
 from stacks.guard.records import MACHINE_FAILED, machine_failures, publish
-from stacks.guard.settings import GuardSettings, client
+from stacks.guard.settings import GuardSettings, quick_client
 from tests.stacks.guard.scene import ACCOUNT, REGION, Scene
 from userdata.events import leave_event
 
@@ -36,20 +36,22 @@ def test_the_words_of_a_machine_are_found_by_the_name_that_it_gives_them(
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b'{"attempts": []}'])
 def test_a_damaged_ledger_forgets_nothing(scene: Scene, damage: bytes | None) -> None:
-    client("s3").put_bucket_versioning(Bucket="runs", VersioningConfiguration={"Status": "Enabled"})
+    quick_client("s3").put_bucket_versioning(
+        Bucket="runs", VersioningConfiguration={"Status": "Enabled"}
+    )
     scene.tick(hours_later=5)
     own = {"Bucket": "runs", "Key": "runs/run-1/guard.json"}
     if damage is None:
-        client("s3").delete_object(**own)
+        quick_client("s3").delete_object(**own)
     else:
-        client("s3").put_object(**own, Body=damage)
+        quick_client("s3").put_object(**own, Body=damage)
     scene.tick(hours_later=5.1)
     (attempt,) = scene.read("guard.json")["attempts"].values()
     assert attempt["usd"] > 5 * 0.4
 
 
 def test_a_lost_ledger_stops_the_run(scene: Scene) -> None:
-    client("s3").put_object(Bucket="runs", Key="runs/run-1/guard.json", Body=b"{")
+    quick_client("s3").put_object(Bucket="runs", Key="runs/run-1/guard.json", Body=b"{")
     with pytest.raises(GuardError, match="no version of"):
         scene.tick()
     assert scene.capacity() == 0

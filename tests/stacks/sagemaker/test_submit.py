@@ -16,7 +16,7 @@ from moto import mock_aws
 from contract.trainer_options import SAGEMAKER_OPTIONS
 from sizing import catalogue
 from stacks.bundle import FOLDERS
-from stacks.sagemaker.__main__ import main
+from stacks.sagemaker.__main__ import sagemaker_command as main
 from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR
 from stacks.sagemaker.request import JobSettings, job_name, training_job
 from training.cli.sagemaker import _read_job

@@ -12,7 +12,7 @@ from botocore.validate import ParamValidator
 from moto import mock_aws
 
 from contract.sweep import Sweep, drawn_runs
-from stacks.sagemaker.__main__ import main
+from stacks.sagemaker.__main__ import sagemaker_command as main
 from stacks.sagemaker.service_jobs import QueuedSweep
 
 _ACCOUNT = "123456789012"

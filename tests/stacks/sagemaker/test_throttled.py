@@ -11,7 +11,7 @@ from contract.sweep import Sweep, drawn_runs
 from embedded_aws import EmbeddedAws
 from embedded_aws.faults import SUBMITTERS, Fault
 from operate.command import main as runs
-from stacks.sagemaker.__main__ import main
+from stacks.sagemaker.__main__ import sagemaker_command as main
 
 _ACCOUNT = "123456789012"
 _JOB = [

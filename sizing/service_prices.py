@@ -3,6 +3,16 @@
 Each figure has its source: public pages, read in 2026-11. None was checked against a bill.
 """
 
+# fmt: off
+__all__ = [
+    "ALARM_USD_PER_MONTH", "COMPOSITE_ALARM_USD_PER_MONTH", "DASHBOARD_USD_PER_MONTH",
+    "HIGH_RESOLUTION_ALARM_USD_PER_MONTH", "HOURS_PER_MONTH", "IMAGE_GIB",
+    "INTERFACE_ENDPOINT_USD_PER_HOUR", "KMS_KEY_USD_PER_MONTH", "LAMBDA_ARM_USD_PER_GB_SECOND",
+    "LAMBDA_USD_PER_REQUEST", "NAT_GATEWAY_USD_PER_HOUR", "PUBLIC_IPV4_USD_PER_HOUR",
+    "gp3_usd_per_hour", "initialization_usd",
+]
+# fmt: on
+
 HOURS_PER_MONTH = 730
 
 # EBS gp3 (saisci.com 2021-02 after AWS's price page; webuildup.live 2026-04 repeats storage and

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sizing.catalogue.service_prices import HOURS_PER_MONTH, gp3_usd_per_hour, initialization_usd
+from sizing.service_prices import HOURS_PER_MONTH, gp3_usd_per_hour, initialization_usd
 
 
 def test_the_included_speed_costs_nothing() -> None:
