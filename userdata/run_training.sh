@@ -33,7 +33,7 @@ if [[ $WORKLOAD == program ]]; then
         --ml-root "$root/opt/ml" "${options[@]}"
 else
     set -- run --workload "$WORKLOAD" --recipe "$RECIPE" \
-        --artifacts-uri "${RUN_URI%/runs/*}/artifacts" --keep-compiled
+        --artifacts-uri "${RUN_URI%/runs/*}/artifacts"
     if [[ -d program/source ]]; then
         set -- "$@" --source program/source
         PYTHON=$(<"$root/opt/training/program-options")

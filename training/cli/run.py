@@ -173,12 +173,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="do not test at the start whether memory suffices, and change nothing to make it fit",
     )
     add(
-        "--keep-compiled",
-        action="store_true",
-        help="keep what torch.compile makes in the run's store, for replacements; it is code that "
-        "they run, so only where nobody else writes to that store",
-    )
-    add(
         "--num-processes",
         type=_count_or_auto,
         metavar="N|auto",
@@ -396,7 +390,6 @@ _OF_WORKLOADS: dict[str, object] = {
     "extend_to": None,
     "memory_limit_mib": None,
     "no_adapt": False,
-    "keep_compiled": False,
     "num_processes": None,
     "profile": None,
 }

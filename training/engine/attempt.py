@@ -189,7 +189,6 @@ class _WorkloadJob:
             world=self._world,
             artifacts=options.artifacts,
             numerics=self._key,
-            keeps_compiled=options.keep_compiled,
             usd_per_hour=options.usd_per_hour,
             profiler=self._profiler,
         )

@@ -186,7 +186,6 @@ class RunOptions(AttemptOptions):
     nan_skips: int = 0
     memory_limit_mib: int | None = None
     no_adapt: bool = False
-    keep_compiled: bool = False  # in the store, which nobody else writes to
     profile_steps: int | None = None
     environment: RankEnvironment = field(default_factory=RankEnvironment)
     num_processes: int | None = 1  # None: one per GPU

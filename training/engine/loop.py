@@ -23,7 +23,6 @@ from training.durable.save.resume import CheckpointContent, ShardedContent
 from training.durable.save.state import LiveState
 from training.durable.tally import Tally
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
-from training.engine.compilation import CompileCache
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
@@ -65,12 +64,7 @@ class StageLoop:
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
         if context.world.leads and implements(samples, Samples.files):
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
-        self._compile_cache: CompileCache | None = None
-        if context.keeps_compiled and self._settings.compile_mode is not None:
-            self._compile_cache = CompileCache(context.store, stage.name, context.numerics)
         with context.supervisor.long_work.doing("model"):
-            if self._compile_cache is not None:
-                self._compile_cache.load()
             before = position.numerics.get(stage.name, {})
             self._learner = Learner(stage, inputs, context.world, snapshot, before)
         facts, chosen = dict(self._learner.start.facts), dict(self._learner.chosen)
@@ -176,8 +170,6 @@ class StageLoop:
         self._unread = self._position, result, time, times, self._made.popleft()
         if work == "step":
             self._pace.remember()
-        if self._compile_cache is not None and self._context.world.leads:
-            self._compile_cache.stepped(has_compiled=work == "compilation")
         if self._context.profiler is not None:
             self._context.profiler.step()
 

@@ -365,7 +365,6 @@ class AttemptContext:
     profiler: StepProfiler | None = None
     artifacts: Store | None = None  # where runs share derived data
     numerics: Mapping[str, Any] = field(default_factory=dict)  # this machine's key
-    keeps_compiled: bool = False  # in the store, for replacements
     consensus: _Consensus = field(init=False)
 
     def __post_init__(self) -> None:

@@ -122,10 +122,16 @@ def test_both_ranks_end_in_time_where_one_hangs(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_notice_during_compilation_commits_the_staged_copy(run: Run) -> None:
-    """torch.compile of a tiny model takes seconds on the CPU; the notice comes in the middle."""
+def test_a_notice_during_compilation_commits_the_staged_copy(run: Run, tmp_path: Path) -> None:
+    """torch.compile of a tiny model takes seconds on the CPU; the notice comes in the middle.
+
+    The replacement compiles everything again, and has the same bits.
+    """
     options = ["--override=compile_mode=default", "--checkpoint-interval=1000steps"]
     run.options = options
+    run.at_start = lambda: os.environ.update(
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / f"{os.getpid()}")
+    )
     process = run.fork("--notice-budget-seconds=120")
     process.join(300)
     assert process.exitcode == 0
