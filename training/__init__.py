@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import contract.environment  # noqa: F401
 from contract import door
 
+# fmt: off
+# isort: off
 if TYPE_CHECKING:
     from training.artifact_key import key_of
     from training.cli.main import main
@@ -28,31 +30,12 @@ if TYPE_CHECKING:
     from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
     from training.settings import changed, check_choice, check_fields
     from training.workload import (
-        Batch,
-        Dataset,
-        DatasetSamples,
-        Inputs,
-        Loss,
-        Milestones,
-        OptimizerState,
-        Order,
-        Partial,
-        Prepare,
-        Prior,
-        Probe,
-        Progress,
-        Rung,
-        Samples,
-        Settings,
-        Start,
-        Train,
-        Workload,
-        Writer,
+        Batch, Dataset, DatasetSamples, Inputs, Loss, Milestones, OptimizerState, Order, Partial,
+        Prepare, Prior, Probe, Progress, Rung, Samples, Settings, Start, Train, Workload, Writer,
     )
 else:
     __getattr__ = door.of(__name__)
 
-# fmt: off
 __all__ = [  # noqa: RUF022
     # what a workload is made of
     "Batch", "Dataset", "DatasetSamples", "Inputs", "Loss", "Milestones", "OptimizerState", "Order",

@@ -229,7 +229,8 @@ def _refuse_without_effect(
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
-    options = typing.get_args(kind) if _is_union(kind) else (kind,)
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    options = typing.get_args(kind) if is_union else (kind,)
     if type(None) in options and text.lower() == "none":
         return None
     for option in options:
@@ -250,7 +251,3 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
             return text
     readable = getattr(kind, "__name__", str(kind))
     raise UserError(f"the override {name}={text!r} is not a valid {readable}; use another value")
-
-
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)

@@ -25,7 +25,7 @@ _COMMANDS = {
     "data": ("data", "make, check, upload and sync datasets"),
     "measure": ("measure", "what each stage needs, without a GPU"),
     "describe": ("measure", "what a workload is made of, as JSON"),
-    "count": ("count", "what a step of any model needs, without a GPU or a workload"),
+    "count": ("measure", "what a step of any model needs, without a GPU or a workload"),
     "fail": ("run", "mark a run failed, whoever holds it"),
     "reopen": ("reopen", "let a failed run continue, or resume one from a chosen checkpoint"),
     "export": ("weights", "weights of a run or checkpoint, as a safetensors file"),

@@ -287,8 +287,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # Before anything slow is imported: a signal without a handler would end the process.
     supervisor.begin()
     if not is_program(arguments):
-        _wait_without_spinning()
-        _let_segments_grow()
+        _set_up_torch()
     if os.environ.get("TRAINING_LEADER"):
         end_with_rank_0()
     if os.environ.get("RANK", "0") != "0":
@@ -303,19 +302,14 @@ def _run(arguments: argparse.Namespace) -> int:
         supervisor.close()
 
 
-def _wait_without_spinning() -> None:
-    """Make waiting threads sleep: by spinning they would take time from threads on the same cores.
+def _set_up_torch() -> None:
+    """Set what torch reads from the environment, here and in all that inherit it; the user's wins.
 
-    OpenMP reads this when torch is imported; workers and ranks inherit it; the user's own wins.
+    Waiting threads sleep: by spinning they would take time from threads on the same cores. And the
+    GPU allocator's segments may grow: fixed ones, with batches of several shapes, leave gaps that
+    no later tensor fits.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def _let_segments_grow() -> None:
-    """Set torch's GPU allocator for this process, its ranks and trials; the user's own wins.
-
-    With fixed segments, batches of several shapes leave gaps that no later tensor fits.
-    """
     # The second is torch's older name, which it still reads, and before the first.
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

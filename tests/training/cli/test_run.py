@@ -316,8 +316,8 @@ def test_a_run_lets_a_gpu_s_segments_grow_and_threads_sleep_unless_it_is_told_ot
 
 
 ALLOCATOR = """
-from training.cli.run import _let_segments_grow
-_let_segments_grow()
+from training.cli.run import _set_up_torch
+_set_up_torch()
 import torch
 print(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
 """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config, small_model, texts
-from training.engine.compilation import compile_blocks
+from training.engine.learner import compile_blocks
 from training.workloads.growth.config import Block, DenseBlock, ExpertBlock, laptop
 from training.workloads.growth.growth_workload import GROWTH
 
