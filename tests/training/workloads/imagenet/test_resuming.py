@@ -49,7 +49,7 @@ def test_an_import_that_was_stopped_packs_nothing_twice_and_ends_with_the_same_b
 def test_an_import_that_was_killed_before_its_last_write_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from training.cli import make_dataset
+    from training.cli import data
 
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
@@ -57,7 +57,7 @@ def test_an_import_that_was_killed_before_its_last_write_is_finished(
     source, out = fill(tmp_path / "own", 9), tmp_path / "one/out"
     assert main(command(source, tmp_path / "whole/out")) == 0
     with monkeypatch.context() as patched:
-        patched.setattr(make_dataset, "clean_up", stop)
+        patched.setattr(data, "clean_up", stop)
         assert main(command(source, out)) == 130
     assert main(command(source, out, f"--dataset-uri={tmp_path / 'store'}")) == 0
     assert content(out) == content(tmp_path / "whole/out") == content(tmp_path / "store")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from training.cli import make_dataset as dataset_command
+from training.cli import data as dataset_command
 from training.cli.main import main
 from training.durable.sources import UNFINISHED
-from training.workloads.growth.text import dataset as dataset_module
+from training.workloads.growth.text import text_dataset as dataset_module
 from training.workloads.growth.text.stories import write_story
 
 

@@ -13,7 +13,7 @@ from training.durable.dataset_output import FolderOutput
 from training.durable.errors import UserError
 from training.durable.sources import UNFINISHED, open_source
 from training.durable.store.local_dataset import LocalDataset, write_manifest
-from training.workloads.growth.text import dataset as dataset_module
+from training.workloads.growth.text import text_dataset as dataset_module
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.text_dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens
