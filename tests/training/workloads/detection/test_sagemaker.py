@@ -11,7 +11,7 @@ import pytest
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import _read_job, _Command
+from training.cli.sagemaker import _Command, _read_job
 from training.durable.errors import UserError
 from training.workloads.detection.detection_dataset import _annotations_file
 
