@@ -187,27 +187,12 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
     )
 
 
-def _epochs_16() -> ImagenetConfig:
-    """Train 16 epochs in the style of ffcv-imagenet."""
-    return _progressive(16, 11, 13)
-
-
-def _epochs_40() -> ImagenetConfig:
-    """Train 40 epochs in the style of ffcv-imagenet."""
-    return _progressive(40, 29, 34)
-
-
-def _epochs_88() -> ImagenetConfig:
-    """Train 88 epochs in the style of ffcv-imagenet."""
-    return _progressive(88, 65, 76)
-
-
 RECIPES: Mapping[str, Callable[[], ImagenetConfig]] = MappingProxyType(
     {
         "laptop": _laptop,
         "full": _full,
-        "epochs_16": _epochs_16,
-        "epochs_40": _epochs_40,
-        "epochs_88": _epochs_88,
+        "epochs_16": lambda: _progressive(16, 11, 13),
+        "epochs_40": lambda: _progressive(40, 29, 34),
+        "epochs_88": lambda: _progressive(88, 65, 76),
     }
 )
