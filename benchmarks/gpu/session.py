@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import REPOSITORY
-from training.proof.machine import recorded
+from training.proof.check.reports import recorded
 
 # Makes the phases after the dense one as short and small as possible.
 _BRIEF = {
@@ -144,7 +144,7 @@ def metrics_file(folder: Path, name: str) -> Path:
 
 def steps_of(folder: Path, name: str, stage: str | None = None) -> list[dict[str, Any]]:
     """Return the steps that a run has recorded so far."""
-    found = recorded(metrics_file(folder, name))
+    found = recorded(metrics_file(folder, name), "kind")
     return [x for x in found if x["kind"] == "step" and stage in (None, x["stage"])]
 
 

@@ -87,6 +87,11 @@ class Stream:
         for _ in range(minutes):
             self._minute(replace(self.readings, utilization=0, memory_percent=2, celsius=38))
 
+    def begin(self, minutes: int) -> None:
+        """Boot an instance, and train on it."""
+        self.boot()
+        self.train(minutes)
+
     def train(
         self, minutes: int, *, steps: int = 10, kind: str = "step", commits: bool = False
     ) -> None:

@@ -84,28 +84,25 @@ def try_alarms(template: Mapping[str, Any], busy_percent: float = BUSY) -> list[
     `busy_percent` is how busy a healthy GPU is, by the plan's lower limit.
     """
     alarms = read_alarms(template)
-    streams = {each: play(template, each, busy_percent) for each in (*HEALTHY, *FAULTS.values())}
+    faults = dict(FAULTS.values())
+    scenarios = {**HEALTHY, **faults}
+    streams = {text: play(template, each, busy_percent) for text, each in scenarios.items()}
     trials = []
     for name, alarm in alarms.items():
-        fired = {each: first_alarm(alarm, stream) for each, stream in streams.items()}
-        own = FAULTS[name]
-        others = [each for each in FAULTS.values() if each is not own and fired[each] is not None]
+        minutes = {text: first_alarm(alarm, stream) for text, stream in streams.items()}
+        fired = [text for text, minute in minutes.items() if minute is not None]
+        fault, _ = FAULTS[name]
         trials.append(
             AlarmTrial(
                 alarm=name,
-                fault=describe(own),
-                fired_after_minutes=fired[own],
+                fault=fault,
+                fired_after_minutes=minutes[fault],
                 healthy_runs=len(HEALTHY),
-                false_alarms=[describe(each) for each in HEALTHY if fired[each] is not None],
-                also_fired_in=[describe(each) for each in others],
+                false_alarms=[text for text in fired if text in HEALTHY],
+                also_fired_in=[text for text in fired if text in faults and text != fault],
             )
         )
     return trials
-
-
-def describe(scenario: Scenario) -> str:
-    """Return a scenario in words."""
-    return (scenario.__doc__ or scenario.__name__).strip()
 
 
 def trial_table(trials: Sequence[AlarmTrial]) -> Table:

@@ -17,7 +17,7 @@ from contract.trainer_options import OPTIONS
 from sizing import catalogue
 from stacks.parameters import StackParameters
 from stacks.parameters.context import CDK_JSON, LEFT_OPEN, defaults
-from stacks.parameters.decisions import DECISIONS, PLANNED
+from stacks.parameters.decisions import ORIGINS
 from stacks.parameters.fields import KINDS
 
 # The families that --compare shows when no size is given.
@@ -42,7 +42,7 @@ TRAINER = """
 def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
     """Return name, value and origin of every parameter of `size`, and of its alternates."""
     parameters = StackParameters.for_size(size, **given)
-    usual, decisions = defaults(), {**DECISIONS, **PLANNED}
+    usual = defaults()
     rows: list[dict[str, object]] = []
     for name, value in parameters.flat().items():
         origin = "cdk.json"
@@ -51,7 +51,7 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
         elif parameters.program and name in ("workload", "recipe", "source"):
             origin = "what runs a program"
         elif usual[name] in LEFT_OPEN:
-            origin = f"{usual[name]}: {(decisions[name].__doc__ or '').strip()}"
+            origin = f"{usual[name]}: {ORIGINS[name]}"
         rows.append({"name": name, "value": value, "origin": origin})
     gpus = "any GPUs" if parameters.mix_gpus else "same GPUs"
     number = "1, 2, 4 or 8 of them" if parameters.mix_gpu_counts else "as many"
@@ -82,12 +82,11 @@ def compare(sizes: Sequence[str], given: Mapping[str, str]) -> list[dict[str, ob
 
 def page() -> str:
     """Return docs/parameters.md."""
-    usual, decisions = defaults(), {**DECISIONS, **PLANNED}
+    usual = defaults()
     rows = []
     for name, kind in KINDS.items():
         default = _shown(usual[name])
-        if usual[name] in LEFT_OPEN:
-            default = f"{default}: {(decisions[name].__doc__ or '').strip()}"
+        default += f": {ORIGINS[name]}" if default in LEFT_OPEN else ""
         meaning = f"{kind.meaning} ({kind.range})" if kind.range else kind.meaning
         rows.append((f"`{name}`", meaning, default, f"`-c {name}={_quoted(kind.example)}`"))
     meaning = "a tag on everything that takes tags; any number of them"

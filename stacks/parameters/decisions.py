@@ -1,7 +1,7 @@
 """Parameters that follow from the size, the workload, a manifest or the plan: one function each.
 
-Its docstring is the reason that `python -m stacks.parameters` prints. The plan is made once, from
-parameters that have been checked, and decides after how many hours and dollars the run is stopped.
+The plan is made once, from parameters that have been checked, and decides after how many hours and
+dollars the run is stopped.
 """
 
 import json
@@ -42,22 +42,25 @@ HOURS_WITHOUT_PLAN = 72
 MAX_HOURS = 8760
 # The only override that footprints cover; only a measurement shows what others change.
 MICRO_BATCH = "micro_batch"
-
-
-def run_id(_: InstanceType, values: Values) -> object:
-    """run-1, or NAME-1 if name is NAME: no two stacks start with the same run"""
-    return f"{values['name'] or 'run'}-1"
+# Where a value that cdk.json leaves open comes from, as docs/parameters.md has it.
+ORIGINS: Mapping[str, str] = {
+    "run_id": "run-1, or NAME-1 if name is NAME: no two stacks start with the same run",
+    "dataset": "the workload's name, or the source folder's if there is one",
+    "dataset_gib": "total of the files in dataset_manifest; 0: unknown at synth",
+    "data_volume.mib_per_second": "what the size sustains to EBS, within gp3's limits",
+    "data_volume.iops": "what the throughput needs: a dataset is read in large pieces",
+    "max_hours": "three times the plan's p90 of machine hours, at least 4; 72 without a plan for "
+    "this run",
+    "max_usd": "max_hours at the size's on-demand list price",
+}
 
 
 def dataset(_: InstanceType, values: Values) -> object:
-    """the workload's name, or the source folder's if there is one"""
-    if values["source"]:
-        return Path(str(values["source"])).resolve().name
-    return values["workload"]
+    source = values["source"]
+    return Path(str(source)).resolve().name if source else values["workload"]
 
 
 def dataset_gib(_: InstanceType, values: Values) -> object:
-    """total of the files in dataset_manifest; 0: unknown at synth"""
     path = parse_text("dataset_manifest", values["dataset_manifest"])
     if not path:
         return 0
@@ -72,13 +75,11 @@ def dataset_gib(_: InstanceType, values: Values) -> object:
 
 
 def data_volume_mib_per_second(instance: InstanceType, _: Values) -> object:
-    """what the size sustains to EBS, within gp3's limits"""
     sustained = int(instance.ebs_baseline_mb_per_second * 1e6 / BYTES_PER_MIB)
     return min(max(sustained, checks.GP3_MIN_MIB_PER_SECOND), checks.GP3_MAX_MIB_PER_SECOND)
 
 
 def data_volume_iops(_: InstanceType, values: Values) -> object:
-    """what the throughput needs: a dataset is read in large pieces"""
     name = "data_volume.mib_per_second"
     throughput = parse_int(name, values[name])
     needed = throughput * checks.GP3_IOPS_PER_MIB_PER_SECOND
@@ -87,7 +88,7 @@ def data_volume_iops(_: InstanceType, values: Values) -> object:
 
 # In this order: the IOPS follow from the throughput.
 DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
-    "run_id": run_id,
+    "run_id": lambda _, values: f"{values['name'] or 'run'}-1",
     "dataset": dataset,
     "dataset_gib": dataset_gib,
     "data_volume.mib_per_second": data_volume_mib_per_second,
@@ -159,7 +160,6 @@ def is_covered(p: ParameterFields) -> bool:
 
 
 def max_hours(p: ParameterFields, plans: Sequence[Plan], _: str) -> float:
-    """three times the plan's p90 of machine hours, at least 4; 72 without a plan for this run"""
     if not plans or not is_covered(p):
         return HOURS_WITHOUT_PLAN
     return max(_most_hours(p, plan) for plan in plans)
@@ -172,7 +172,6 @@ def _most_hours(p: ParameterFields, plan: Plan) -> int:
 
 
 def max_usd(p: ParameterFields, plans: Sequence[Plan], region: str) -> float:
-    """max_hours at the size's on-demand list price"""
     hours = {p.size: p.max_hours}
     if p.mix_gpu_counts and is_covered(p):
         # A machine with eight GPUs costs more per hour and needs fewer hours.

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,37 @@ from constructs import Construct
 import app as cdk_app
 from review.assembly import Side, read_assembly
 from review.verdict import Review, judge
+from tests.stack_names import TRAINING
 
 REPOSITORY = Path(__file__).parents[2]
 Edit = Callable[[Construct], None]
 MakeSide = Callable[..., Side]
 
 
+def changed(side: Side, stack: str = TRAINING, **changes: Any) -> Side:
+    """The same side with a plan, a template or an image of one stack changed."""
+    return replace(side, stacks={**side.stacks, stack: replace(side.stacks[stack], **changes)})
+
+
+def edited(side: Side, edit: Callable[[dict[str, Any]], object], stack: str = TRAINING) -> Side:
+    """The same side after an edit of a template's resources."""
+    template = json.loads(json.dumps(side.stacks[stack].template))
+    edit(template["Resources"])
+    return changed(side, stack, template=template)
+
+
+def cost(review: Review, name: str) -> tuple[str, str]:
+    """What one row of the costs was, and is."""
+    (row,) = [row for row in review.costs if name in row.name]
+    return row.before, row.after
+
+
 @pytest.fixture(scope="session")
 def make_side(tmp_path_factory: pytest.TempPathFactory) -> MakeSide:
     """Return a function that synthesizes the app with a context, after an edit of its tree."""
 
-    def make(
-        edit: Edit | None = None, plan: dict[str, Any] | None = None, **context: object
-    ) -> Side:
+    @cache
+    def make(edit: Edit | None = None, **context: object) -> Side:
         defaults = json.loads((REPOSITORY / "cdk.json").read_text(encoding="utf-8"))["context"]
         app = cdk_app.App(
             context={**defaults, **context, "aws:cdk:enable-path-metadata": True},
@@ -34,10 +54,7 @@ def make_side(tmp_path_factory: pytest.TempPathFactory) -> MakeSide:
         if edit is not None:
             edit(app)
         folder = Path(app.synth().directory)
-        if plan is not None:
-            (folder / "TrainingStack.plan.json").write_text(json.dumps(plan))
-        else:
-            (folder / "TrainingStack.plan.json").unlink(missing_ok=True)
+        (folder / "TrainingStack.plan.json").unlink(missing_ok=True)
         return read_assembly(folder, "a side")
 
     return make

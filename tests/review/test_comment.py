@@ -8,6 +8,7 @@ from constructs import Construct
 from review.assembly import CdkDiff, Side
 from review.comment import MARKER, MAX_CHARACTERS, write_comment
 from review.verdict import Review, judge
+from tests.review.conftest import changed
 from tests.stack_names import DATASET, TRAINING
 
 
@@ -57,9 +58,9 @@ def test_a_long_top_is_cut_too(review_of: Callable[..., Review]) -> None:
     assert "_Truncated" in comment
 
 
-def test_a_pipe_does_not_break_the_table(base: Side, make_side: Callable[..., Side]) -> None:
+def test_a_pipe_does_not_break_the_table(base: Side) -> None:
     plan = {"bound_by": "loader | disk <b>", "warnings": ["a | b"]}
-    comment = write_comment(judge(base, make_side(plan=plan), []))
+    comment = write_comment(judge(base, changed(base, plan=plan), []))
     assert "| loader \\| disk &lt;b> |" in comment
     assert "**Warning from the plan:** a \\| b" in comment
 

@@ -8,11 +8,7 @@ from review.assembly import Side
 from review.comment import write_comment
 from review.verdict import Review, judge
 from sizing.catalogue import hourly_price, spot_price
-
-
-def cost(review: Review, name: str) -> tuple[str, str]:
-    (row,) = [row for row in review.costs if name in row.name]
-    return row.before, row.after
+from tests.review.conftest import changed, cost
 
 
 def test_prices_are_those_of_the_region_and_their_day_is_named(base: Side) -> None:
@@ -42,10 +38,10 @@ def test_a_fleet_without_spot_shows_what_it_costs(review_of: Callable[..., Revie
     assert "| an hour as the fleet buys it, $ | 0.6312 | 1.2499 | +98.0% |" in write_comment(review)
 
 
-def test_a_deadline_shows_what_it_costs(base: Side, make_side: Callable[..., Side]) -> None:
+def test_a_deadline_shows_what_it_costs(base: Side) -> None:
     fallback = {"usd_mean": 0.08, "usd_p90": 0.12, "on_demand_share": 0.37}
-    with_one = make_side(plan={"usd_spot_p50": 0.05, "with_fallback": fallback})
-    without = make_side(plan={"usd_spot_p50": 0.05, "with_fallback": None})
+    with_one = changed(base, plan={"usd_spot_p50": 0.05, "with_fallback": fallback})
+    without = changed(base, plan={"usd_spot_p50": 0.05, "with_fallback": None})
     review = judge(without, with_one, [])
     assert cost(review, "with its deadline, mean") == ("-", "0.08")
     assert cost(review, "with its deadline, p90") == ("-", "0.12")

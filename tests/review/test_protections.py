@@ -2,30 +2,19 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from constructs import Construct
 
 from review.__main__ import parse_arguments
 from review.assembly import Side
 from review.comment import write_comment
 from review.verdict import Review, judge
-from tests.review.conftest import MakeSide
-from tests.stack_names import DATASET, TRAINING
+from tests.review.conftest import MakeSide, edited
+from tests.stack_names import DATASET
 
 Reviewer = Callable[..., Review]
 PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "*"}
-
-
-def edited(side: Side, edit: Callable[[dict[str, Any]], None], stack: str = TRAINING) -> Side:
-    """The same side after an edit of a template's resources."""
-    template = json.loads(json.dumps(side.stacks[stack].template))
-    edit(template["Resources"])
-    return replace(
-        side, stacks={**side.stacks, stack: replace(side.stacks[stack], template=template)}
-    )
 
 
 def first(resources: dict[str, Any], kind: str, having: str = "") -> str:
@@ -235,16 +224,3 @@ def test_a_runs_own_role_is_that_of_the_run_before(base: Side) -> None:
     review = judge(name_after("run-1", base), name_after("run-2", base), [])
     assert {"added", "removed"} <= {each.action for each in review.changes}
     assert review.security == []
-
-
-def test_the_real_app_without_an_alarm(review_of: Reviewer) -> None:
-    def drop(app: Construct) -> None:
-        assert (
-            app.node.find_child("TrainingStack")
-            .node.find_child("Alarms")
-            .node.try_remove_child("GuardErrors")
-        )
-
-    review = review_of(drop)
-    assert [each.what for each in review.weakened] == ["the alarm is removed"]
-    assert review.exit_code("data-loss") == 1

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,7 +15,7 @@ from constructs import Construct
 from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
-from tests.review.conftest import MakeSide
+from tests.review.conftest import MakeSide, changed, cost, edited
 from tests.stack_names import DATASET, TRAINING, named
 
 Reviewer = Callable[..., Review]
@@ -24,11 +25,6 @@ def bucket(app: Construct, name: str) -> s3.CfnBucket:
     found = app.node.find_child("DatasetStack").node.find_child(name).node.default_child
     assert isinstance(found, s3.CfnBucket)
     return found
-
-
-def cost(review: Review, name: str) -> tuple[str, str]:
-    (row,) = [row for row in review.costs if name in row.name]
-    return row.before, row.after
 
 
 def test_the_same_code_changes_nothing(review_of: Reviewer) -> None:
@@ -90,13 +86,12 @@ def test_alternates_show_what_the_dearest_costs(review_of: Reviewer) -> None:
 
 def limited(side: Side, **variables: str) -> Side:
     """The same side with other limits in the Guard's environment."""
-    stack = side.stacks[TRAINING]
-    template = json.loads(json.dumps(stack.template))
-    (guard,) = [
-        each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"
-    ]
-    guard["Properties"]["Environment"]["Variables"] |= variables
-    return replace(side, stacks={**side.stacks, TRAINING: replace(stack, template=template)})
+
+    def edit(resources: dict[str, Any]) -> None:
+        (guard,) = [each for each in resources.values() if each["Type"] == "AWS::Lambda::Function"]
+        guard["Properties"]["Environment"]["Variables"] |= variables
+
+    return edited(side, edit)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +196,7 @@ def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
     kept = base.stacks[DATASET]
     old = next(name for name in kept.resources if name.startswith("DatasetBucket9"))
     text = json.dumps(kept.template).replace(old, "Renamed")
-    head = {**base.stacks, DATASET: replace(kept, template=json.loads(text))}
-    review = judge(base, Side(name="head", stacks=head), [])
+    review = judge(base, changed(base, DATASET, template=json.loads(text)), [])
     (loss,) = review.losses
     assert "is removed: it stays in the account (Retain)" in loss.what
     assert review.exit_code("data-loss") == 1
@@ -322,17 +316,8 @@ def test_what_the_cli_calls_a_replacement_is_one(base: Side, review_of: Reviewer
     head = review_of(target_capacity=0)
     (fleet,) = [each for each in head.changes if each.type == "AWS::EC2::SpotFleet"]
     word = CdkDiff(stack=TRAINING, text="", destructive={fleet.logical_id: "may be replaced"})
-    changed = Side(
-        name="head",
-        stacks={
-            **base.stacks,
-            TRAINING: type(base.stacks[TRAINING])(
-                template={"Resources": {
-                    **base.stacks[TRAINING].resources, fleet.logical_id: fleet.new}}
-            ),
-        },
-    )  # fmt: skip
-    review = judge(base, changed, [word])
+    resources = {**base.stacks[TRAINING].resources, fleet.logical_id: fleet.new}
+    review = judge(base, changed(base, template={"Resources": resources}), [word])
     assert [each.why for each in review.destructive] == ["the CDK CLI says: may be replaced"]
 
 
@@ -345,17 +330,17 @@ PLAN = {
 }  # fmt: skip
 
 
-def test_the_plan_of_both_sides_is_compared(make_side: Callable[..., Side]) -> None:
+def test_the_plan_of_both_sides_is_compared(base: Side) -> None:
     slower = {**PLAN, "hours_p50": 7.0}
-    review = judge(make_side(plan=PLAN), make_side(plan=slower), [])
+    review = judge(changed(base, plan=PLAN), changed(base, plan=slower), [])
     (row,) = [row for row in review.costs if row.name == "hours, p50"]
     assert (row.before, row.after, row.difference) == ("3.5", "7", "+100.0%")
     assert cost(review, "checkpoint fits the notice") == ("**no**", "**no**")
     assert review.warnings == ["the volume is tight"]
 
 
-def test_a_side_without_a_plan_says_so(base: Side, make_side: Callable[..., Side]) -> None:
-    review = judge(base, make_side(plan=PLAN), [])
+def test_a_side_without_a_plan_says_so(base: Side) -> None:
+    review = judge(base, changed(base, plan=PLAN), [])
     assert cost(review, "hours, p50") == ("not predicted on this side", "3.5")
 
 

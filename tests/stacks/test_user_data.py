@@ -38,15 +38,11 @@ def _written(script: str, root: Path) -> str:
     return (root / "etc/training/run.env").read_text(encoding="utf-8")
 
 
-def test_run_env_has_the_names_of_the_contract(script: str, tmp_path: Path) -> None:
-    lines = _written(script, tmp_path).splitlines()
-    added_at_boot = "BUNDLE_URI"
-    assert [line.partition("=")[0] for line in lines] == [n for n in NAMES if n != added_at_boot]
-
-
-def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
+def test_run_env_has_the_contract_s_names_and_the_decisions(script: str, tmp_path: Path) -> None:
     lines = _written(script, tmp_path).splitlines()
     values = dict(line.split("=", 1) for line in lines)
+    added_at_boot = "BUNDLE_URI"
+    assert list(values) == [name for name in NAMES if name != added_at_boot]
     assert values["RUN_URI"] == f"s3://{'b' * 63}/runs/run-1"
     assert values["DATASET_URI"] == f"s3://{'b' * 63}/trajectory"
     assert values["OVERRIDES"] == '""'

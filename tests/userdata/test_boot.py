@@ -132,17 +132,6 @@ def test_no_upgrade_of_a_package_restarts_the_trainer(booted: Rig) -> None:
     subprocess.run(["perl", "-e", program, rules, *units], check=True)
 
 
-def test_a_formatted_volume_is_never_formatted_again(rig: Rig) -> None:
-    machine = rig.machine(disks=(XFS, EC2_DISKS[1]))
-    (machine.folder / "sys/disks/nvme0n1").mkdir()
-    wait(machine, "trainer listens")
-    assert "times_formatted" not in disk(machine, "nvme0n1")
-    assert disk(machine, "nvme0n1")["mounted"] == "/data"
-    fstab = (machine.folder / "etc/fstab").read_text()
-    assert fstab.startswith("UUID=8f5b0b5e-0000-4000-8000-000000000001 /data xfs ")
-    assert "noatime" in fstab
-
-
 def test_a_finished_run_sends_the_fleet_to_zero_before_anything_is_synced(rig: Rig) -> None:
     rig.put("head.json", {"state": "finished"})
     machine = rig.machine()
@@ -152,14 +141,23 @@ def test_a_finished_run_sends_the_fleet_to_zero_before_anything_is_synced(rig: R
     assert not (machine.folder / "data").exists()
 
 
-def test_a_replacement_runs_the_bundle_that_the_run_began_with(rig: Rig) -> None:
+def test_a_replacement_runs_the_run_s_first_bundle_and_formats_no_formatted_volume(
+    rig: Rig,
+) -> None:
     rig.put("head.json", {"state": "released"})
     kept = f"s3://runs/runs/{rig.run_id}/bundles/bundle.zip"
     s3 = rig.aws.client("s3")
     s3.copy({"Bucket": "assets", "Key": "bundle.zip"}, "runs", kept.removeprefix("s3://runs/"))
     rig.put("config.json", {"bundle_uri": kept})
-    machine = rig.machine(variables=rig.run_env(BUNDLE_URI="s3://assets/torch.zip"))
+    variables = rig.run_env(BUNDLE_URI="s3://assets/torch.zip")
+    machine = rig.machine(variables=variables, disks=(XFS, EC2_DISKS[1]))
+    (machine.folder / "sys/disks/nvme0n1").mkdir()
     wait(machine, "trainer listens")
+    assert "times_formatted" not in disk(machine, "nvme0n1")
+    assert disk(machine, "nvme0n1")["mounted"] == "/data"
+    fstab = (machine.folder / "etc/fstab").read_text()
+    assert fstab.startswith("UUID=8f5b0b5e-0000-4000-8000-000000000001 /data xfs ")
+    assert "noatime" in fstab
     (run,) = calls(machine, "run")
     assert run[run.index("--bundle-uri") + 1] == kept
     assert (machine.folder / "opt/training/bundle/userdata/torch.py").exists()

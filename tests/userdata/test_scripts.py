@@ -33,15 +33,6 @@ def test_scripts_stop_at_the_first_error_and_stay_small(path: Path) -> None:
 
 def test_every_unit_is_honoured_by_process_machines() -> None:
     units = load_units(USERDATA / "units")
-    assert sorted(units) == [
-        "interruption-handler.service",
-        "training-boot-failed.service",
-        "training-boot.service",
-        "training-events.service",
-        "training-failed.service",
-        "training-metrics.service",
-        "training.service",
-    ]
     training = units["training.service"]
     assert training.restart == "on-failure"
     assert training.start_limit_burst == 3

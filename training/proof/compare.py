@@ -64,17 +64,12 @@ def read_outcome(store: Store, scratch: Path) -> RunOutcome:
     )
 
 
-def sample_problems(outcome: RunOutcome) -> list[str]:
-    """Return missing steps, and epochs of a stage without each sample exactly once."""
-    return lineage_problems(outcome.steps)
-
-
 def differences(ours: RunOutcome, reference: RunOutcome) -> list[str]:
     """Differences from the uninterrupted run: the first step, evaluation and tensor that differ."""
     found = [
         *_first_step(ours, reference),
         *_first_evaluation(ours, reference),
-        *sample_problems(ours),
+        *lineage_problems(ours.steps),
     ]
     for name in sorted(ours.tensors.keys() | reference.tensors.keys()):
         if name not in ours.tensors or name not in reference.tensors:

@@ -1,4 +1,4 @@
-"""Runs an experiment from the parent: starts one or two attempts, signals them, waits."""
+"""Runs experiments from the parent: starts one or two attempts, signals them, waits."""
 
 import os
 import shutil
@@ -6,9 +6,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ import torch
 
 from training import Workload
 from training.durable.errors import UserError
+from training.durable.store.folder import open_store
 from training.durable.store.local_dataset import open_dataset, write_manifest
+from training.durable.store.protocol import Store
 from training.proof.attempt import AttemptRequest, fork, spawn
+from training.proof.compare import RunOutcome, read_outcome
 from training.proof.injector import Kill, send, send_signal
 
 _POLL_SECONDS = 0.002
@@ -153,30 +155,68 @@ class _Child:
         )
 
 
-def run_experiment(
-    experiment: Experiment, make_request: Callable[[tuple[Kill, ...]], AttemptRequest]
-) -> list[AttemptResult]:
-    """Run one experiment until every process that it started has exited."""
-    children: list[_Child] = []
-    try:
-        first = _Child(make_request(experiment.kills), experiment.is_fresh)
-        children.append(first)
-        while any(child.code is None for child in children):
+@dataclass(kw_only=True, slots=True)
+class Runs:
+    """Runs below a URI; each attempt has its own folder below `out`."""
+
+    request: AttemptRequest  # what all attempts share
+    uri: str
+    out: Path
+    num_attempts: int = 0
+    _stores: dict[str, Store] = field(default_factory=dict)
+
+    def store(self, name: str) -> Store:
+        """Open a run's store once: creating an S3 client takes longer than a step."""
+        if name not in self._stores:
+            self._stores[name] = open_store(f"{self.uri.rstrip('/')}/{name}")
+        return self._stores[name]
+
+    def outcome(self, name: str) -> RunOutcome:
+        """Read a finished run."""
+        return read_outcome(self.store(name), self.out)
+
+    def attempt(self, name: str, experiment: Experiment, **own: Any) -> list[AttemptResult]:
+        """Run an experiment until every process that it started has exited.
+
+        `own` are the fields of the request that its attempts do not share with others.
+        """
+        children: list[_Child] = []
+
+        def start(kills: tuple[Kill, ...], is_fresh: bool) -> None:
+            self.num_attempts += 1
+            writer = f"attempt-{self.num_attempts:04d}"
+            request = replace(
+                self.request,
+                run_uri=self.store(name).uri,
+                folder=str(self.out / "attempts" / name / writer),
+                writer=writer,
+                kills=kills,
+                fault_rate=experiment.fault_rate,
+                fault_seed=experiment.fault_seed + self.num_attempts,
+                **own,
+            )
+            children.append(_Child(request, is_fresh))
+
+        try:
+            start(experiment.kills, experiment.is_fresh)
+            first = children[0]
+            while any(child.code is None for child in children):
+                for child in children:
+                    if child.code is None:
+                        child.poll()
+                second = experiment.second if len(children) == 1 else None
+                if second and _is_time_for_second(experiment, first):
+                    start((second,), False)
+                stopped_at = first.stopped_at
+                if stopped_at and time.monotonic() - stopped_at >= experiment.zombie_sleeps_seconds:
+                    first.resume()
+                time.sleep(_POLL_SECONDS)
+            return [child.result() for child in children]
+        finally:
             for child in children:
                 if child.code is None:
-                    child.poll()
-            if experiment.second and len(children) == 1 and _is_time_for_second(experiment, first):
-                children.append(_Child(make_request((experiment.second,)), False))
-            stopped_at = first.stopped_at
-            if stopped_at and time.monotonic() - stopped_at >= experiment.zombie_sleeps_seconds:
-                first.resume()
-            time.sleep(_POLL_SECONDS)
-        return [child.result() for child in children]
-    finally:
-        for child in children:
-            if child.code is None:
-                child.end()
-                os.waitpid(child.pid, 0)
+                    child.end()
+                    os.waitpid(child.pid, 0)
 
 
 def _is_time_for_second(experiment: Experiment, first: _Child) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kills.scripts import habits
-from benchmarks.kills.scripts.habits import HABITS, TornError
+from benchmarks.kills.programs import habits
+from benchmarks.kills.programs.habits import HABITS, TornError
 
 # The habits keep files open on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

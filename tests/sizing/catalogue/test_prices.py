@@ -9,26 +9,10 @@ import pytest
 
 from sizing import catalogue
 from sizing.__main__ import main
-from sizing.catalogue.prices import Price, age_note
 from sizing.catalogue.refresh import PriceBook
 from sizing.catalogue.snapshot import import_skypilot, read, snapshot, write
 
 HEAD = "InstanceType,AcceleratorName,Price,SpotPrice,Region,AvailabilityZone\n"
-
-
-def test_what_was_labelled_snapshot_is_in_the_snapshot() -> None:
-    # It said $0.98, which is the list price; the snapshot has 0.44 to 0.58.
-    spot = catalogue.spot_price("g6.2xlarge")
-    assert (spot.usd_per_hour, spot.basis) == (0.5772, "snapshot")
-    assert "use1-az1, the dearest of 4 zones" in spot.source
-    assert catalogue.spot_price("g6.2xlarge", zone="use1-az6").usd_per_hour == 0.4416
-
-
-def test_a_region_has_its_own_prices() -> None:
-    on_demand, spot = PriceBook(region="eu-west-1").find("g5.xlarge")
-    assert on_demand and spot
-    assert (on_demand.usd_per_hour, on_demand.basis) == (1.123, "list price")
-    assert (spot.usd_per_hour, spot.basis) == (0.5765, "snapshot")
 
 
 def test_a_size_that_was_not_seen_in_a_region_costs_what_its_family_does_there() -> None:
@@ -62,12 +46,6 @@ def test_skypilots_file_is_read_without_local_zones_and_other_sizes(tmp_path: Pa
     assert again == found
     (offer,) = again.offers.values()
     assert offer.spot_usd_per_hour == {"usw2-az1": 0.45}
-
-
-def test_an_old_price_says_so_and_a_new_one_does_not() -> None:
-    kept = Price(usd_per_hour=1, basis="snapshot", source="", day=date(2026, 7, 1))
-    assert age_note([kept], date(2026, 7, 8)) == "Prices: snapshot 7 days old (2026-07-01)."
-    assert "WARNING: old" in age_note([kept, None], date(2026, 9, 1))
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,6 @@ import pytest
 from sizing.__main__ import main
 
 
-def test_a_plan_that_cannot_work_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "trajectory", "--size", "g5.2xlarge", "--runs", "4"]
-    assert main([*arguments, "--unshared-gib", "7.4"]) == 1
-    assert "refused (host): 4 runs need" in capsys.readouterr().out
-    assert main(arguments) == 0
-
-
 def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -94,16 +87,6 @@ def test_a_pipe_that_closes_is_no_failure() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
-
-
-def test_given_samples_change_the_ranking(capsys: pytest.CaptureFixture[str]) -> None:
-    def dollars(*given: str) -> dict[str, float]:
-        assert main(["advise", "trajectory", "--sizes", "g5", "--json", *given]) == 0
-        advice = json.loads(capsys.readouterr().out)
-        return {each["size"]: each["usd_on_demand"] for each in advice["candidates"]}
-
-    usual, many = dollars(), dollars("--given", "dataset_samples=200000")
-    assert all(many[size] > 2 * usual[size] for size in usual)
 
 
 def test_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:

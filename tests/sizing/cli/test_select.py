@@ -107,9 +107,3 @@ def test_the_table_says_why_and_what_to_mind(capsys: pytest.CaptureFixture[str])
     assert "1. c5.2xlarge: 1 x $0.34/h for 16.67 requests/s" in shown
     assert "note: one instance is a single point of failure" in shown
     assert "inf1.xlarge is last: the Neuron SDK no longer supports Inf1." in shown
-
-
-def test_the_example_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["select", "--help"])
-    assert "--requests-per-minute 1000 --latency-ms 200" in capsys.readouterr().out

@@ -17,7 +17,7 @@ INCIDENT_BYTES = 10_000 * 16 * 64 * 64 * 3 * 4
 MAPPED = 10_000 * 32 * 64 * 64 * 3
 
 
-def test_four_workers_that_each_hold_the_dataset_are_refused() -> None:
+def test_four_workers_that_each_hold_the_dataset_are_refused_and_one_is_not() -> None:
     memory = host_memory(
         catalogue.find("g5.2xlarge"),
         Constants(),
@@ -27,11 +27,8 @@ def test_four_workers_that_each_hold_the_dataset_are_refused() -> None:
     assert memory.unshared == pytest.approx(31.46e9 / GIB, rel=1e-3)
     assert not memory.fits
     assert "4 runs need" in memory.sentence()
-
-
-def test_one_worker_of_the_incident_is_accepted() -> None:
-    memory = host_memory(catalogue.find("g5.2xlarge"), Constants(), data_bytes_each=INCIDENT_BYTES)
-    assert memory.fits
+    alone = host_memory(catalogue.find("g5.2xlarge"), Constants(), data_bytes_each=INCIDENT_BYTES)
+    assert alone.fits
 
 
 def test_four_workers_that_share_mapped_data_are_accepted() -> None:

@@ -65,17 +65,14 @@ def test_a_thousand_plans_take_at_most_ten_cpu_seconds() -> None:
     assert took < 10
 
 
-def test_the_json_has_every_field_of_the_contract(tmp_path: Path) -> None:
+def test_the_json_has_every_field_and_every_figure_its_source(
+    tmp_path: Path,
+) -> None:
     made = plan(tmp_path)
     found = plan_json(made, check_plan(made))
     assert {name: type(found[name]) for name in CONTRACT} == CONTRACT
-
-
-def test_every_figure_says_its_basis_and_source(tmp_path: Path) -> None:
-    made = plan(tmp_path)
-    figures = plan_json(made, check_plan(made))["figures"]
-    assert figures
-    assert all(figure["basis"] and figure["source"] for figure in figures.values())
+    assert found["figures"]
+    assert all(figure["basis"] and figure["source"] for figure in found["figures"].values())
 
 
 def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
@@ -174,15 +171,6 @@ def test_a_gpu_without_published_runs_is_a_warning(tmp_path: Path, size: str, sa
     assert any("no published run on NVIDIA L4" in text for text in found) == says
 
 
-def test_more_interruptions_cost_more(tmp_path: Path) -> None:
-    long = {"epochs": 2000}
-    calm = plan(tmp_path, footprint=long, rate_per_hour=0.01).spot
-    rough = plan(tmp_path, footprint=long, rate_per_hour=1.0).spot
-    assert calm is not None
-    assert rough is not None
-    assert rough.hours_p90 > rough.hours_p50 > calm.hours_p50
-
-
 def test_fails_on_memory_with_the_micro_batch_that_would_fit(tmp_path: Path) -> None:
     found = found_in(tmp_path, footprint={"activations_each": 1500 * MIB})
     assert not found.fits
@@ -193,11 +181,6 @@ def test_fails_on_memory_with_the_micro_batch_that_would_fit(tmp_path: Path) -> 
 def test_fails_on_state_that_no_micro_batch_makes_smaller(tmp_path: Path) -> None:
     message = found_in(tmp_path, footprint={"parameter_bytes": 7_000 * MIB}).problems["memory"]
     assert "the cheapest size that fits it is g6e.xlarge" in message
-
-
-def test_fails_on_a_dataset_over_the_volume(tmp_path: Path) -> None:
-    found = found_in(tmp_path, dataset_gib=300)
-    assert "data_volume.gib=330 would hold it" in found.problems["volume"]
 
 
 def test_fails_on_a_dataset_over_the_size_s_instance_store(tmp_path: Path) -> None:
@@ -249,6 +232,7 @@ def test_several_gpus_share_the_global_batch(tmp_path: Path) -> None:
 
 def test_a_problem_can_be_accepted_by_name(tmp_path: Path) -> None:
     found = found_in(tmp_path, dataset_gib=300)
+    assert "data_volume.gib=330 would hold it" in found.problems["volume"]
     assert found.accepting(("volume",)).problems == {}
     assert found.accepting(("volume",)).warnings[0].startswith("accepted: the dataset")
     with pytest.raises(ValueError, match="accept is 'volumes'"):
@@ -258,13 +242,6 @@ def test_a_problem_can_be_accepted_by_name(tmp_path: Path) -> None:
 def test_idle_gpus_and_missing_bfloat16_are_said(tmp_path: Path) -> None:
     assert any("3 of 4 GPUs" in text for text in found_in(tmp_path, size="g5.12xlarge").warnings)
     assert any("bfloat16" in text for text in found_in(tmp_path, size="g4dn.xlarge").warnings)
-
-
-def test_the_line_for_synth_names_hours_dollars_and_memory(tmp_path: Path) -> None:
-    text = plan_line(plan(tmp_path))
-    assert "trajectory/full on g5.2xlarge" in text
-    assert "MiB GPU memory" in text
-    assert "$" in text
 
 
 @pytest.mark.parametrize(
@@ -341,10 +318,3 @@ def test_gpus_that_share_a_model_exchange_it_with_every_micro_batch(tmp_path: Pa
     )
     assert shared.gpu_memory_need < whole.gpu_memory_need
     assert shared.work.main.step.optimizer > whole.work.main.step.optimizer
-
-
-def test_a_plan_that_waits_for_its_loader_has_a_range() -> None:
-    work = make_plan(Request(workload="imagenet", recipe="full", size="g5.xlarge")).work
-    assert work.main.bound_by == "loader CPU"
-    assert work.seconds_low < 0.8 * work.seconds
-    assert work.seconds_high > 1.4 * work.seconds

@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 
 from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
 from sizing.plan.triggers import SIGNALS, as_given, fire, load_rules, signals
-from tests.sizing import sample_footprints
+from tests.sizing import sample_plan
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    return make_plan(
-        Request(workload="trajectory", recipe="full", size="g5.2xlarge"),
-        footprints_file=sample_footprints.write(tmp_path / "footprints.json"),
-        calibration_file=tmp_path / "none.json",
-    )
+    return sample_plan.plan(tmp_path)
 
 
 def test_a_large_batch_fires_its_rule_and_the_verdict_is_that_the_gpu_is_the_same(
@@ -81,11 +76,6 @@ def test_every_verdict_depends_on_the_value_of_its_signal(
         return SIGNALS[signal][1](made, value)
 
     assert verdict(one) != verdict(other)
-
-
-def test_fails_on_a_count_that_is_none(plan: Plan) -> None:
-    with pytest.raises(ValueError, match=r"parallel_jobs is 2.5; use a whole number from 1"):
-        as_given(plan.request, {"parallel_jobs": 2.5})
 
 
 def test_every_shipped_rule_can_fire(plan: Plan) -> None:

@@ -70,20 +70,6 @@ def test_without_notices_goodput_is_the_analytic_one(
     assert seen.goodput == pytest.approx(expected / mean, rel=0.01)
 
 
-def test_with_notices_only_restart_and_notice_are_lost() -> None:
-    mean, restart, notice = 2 * 3600.0, 300.0, 120.0
-    seen = estimate(
-        work_seconds=60 * DAY,
-        rate_per_hour=0.5,
-        restart_seconds=restart,
-        interval_seconds=3600,
-        notice_saves=1.0,
-        notice_seconds=notice,
-        pattern=POISSON,
-    )
-    assert seen.goodput == pytest.approx(math.exp(-(restart + notice) / mean), rel=0.01)
-
-
 def test_waiting_costs_hours_but_no_dollars() -> None:
     asked = {"work_seconds": 40 * 3600.0, "rate_per_hour": 0.3, "restart_seconds": 300.0}
     at_once = estimate(**asked, usd_per_hour=1.0, pattern=POISSON)

@@ -73,11 +73,6 @@ def test_an_empty_value_does_not_remove_a_limit() -> None:
     assert (none.deadline_hours, none.max_wait_hours, none.max_usd) == (0, 0, 0)
 
 
-def test_a_rehearsal_may_give_fractions_of_hours() -> None:
-    short = parameters(max_hours="0.05", max_wait_hours="0.001", deadline_hours="0.25")
-    assert (short.max_hours, short.max_wait_hours, short.deadline_hours) == (0.05, 0.001, 0.25)
-
-
 def test_fails_for_a_deadline_without_spot_to_fall_back_from() -> None:
     with pytest.raises(ValueError, match="deadline_hours is 5 and on_demand_base 1: a fleet that"):
         parameters(deadline_hours=5, on_demand_base=1)

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ from contract.grammar import parse_interval
 from training import ResolvedWorkload, Train, load_workload, parse_overrides, problems
 from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.durable.record.head import read_head
-from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 from training.proof.attempt import AttemptRequest
-from training.proof.compare import RunOutcome, differences, read_outcome
+from training.proof.compare import RunOutcome, differences
 from training.proof.experiment import (
     AttemptResult,
     Experiment,
+    Runs,
     made_dataset,
     refuse_started_cuda,
-    run_experiment,
 )
 from training.proof.injector import Kill
 
@@ -77,8 +76,8 @@ def check(options: argparse.Namespace) -> int:
             num_steps=options.steps,
         )
         refuse_started_cuda(options.name)
-        runs = _Runs(request, folder)
-        whole = runs.whole("whole")
+        runs = Runs(request=request, uri=name, out=folder)
+        whole = _whole(runs, "whole")
         stage, fewest = _fewest_steps(whole)
         if fewest < (options.steps or 0):
             raise UserError(
@@ -86,13 +85,13 @@ def check(options: argparse.Namespace) -> int:
                 f"{options.steps}; pass a larger --count, or set a smaller batch with --override"
             )
         _print(options, f"[ok] uninterrupted run: {len(whole.steps)} steps")
-        differing = differences(runs.whole("again"), whole)
+        differing = differences(_whole(runs, "again"), whole)
         if differing:
             found = [f"two runs without interruption differ: {text}" for text in differing]
             return _end(options, began, found, [])
         _print(options, "[ok] repeated run: the same weights, losses and sample ids")
         planned = _plan(stages, options.steps)
-        ours, reached = runs.interrupted("interrupted", planned)
+        ours, reached = _interrupted(runs, "interrupted", planned)
         found = [
             *(f"the interrupted run differs: {text}" for text in differences(ours, whole)),
             *_never_interrupted(planned, reached),
@@ -122,64 +121,46 @@ def _notice(stage: Any, phase: str, number: int) -> Kill:
     return Kill(kind="notice", stage=stage.name, phase=phase, occurrence=number, observed_rank=None)
 
 
-class _Runs:
-    """Shortened runs below a folder, each attempt on a 'new machine' with nothing but the store."""
+def _whole(runs: Runs, name: str) -> RunOutcome:
+    """Make an uninterrupted run."""
+    (result,) = runs.attempt(name, Experiment())
+    if result.code != EXIT_FINISHED:
+        raise UserError(f"a plain run of the workload {_ended(result)}")
+    return runs.outcome(name)
 
-    def __init__(self, request: AttemptRequest, folder: Path) -> None:
-        self._request = request
-        self._folder = folder
-        self._num_attempts = 0
 
-    def whole(self, name: str) -> RunOutcome:
-        """Make an uninterrupted run."""
-        result = self._attempt(name, ())
-        if result.code != EXIT_FINISHED:
-            raise UserError(f"a plain run of the workload {_ended(result)}")
-        return self._outcome(name)
+def _interrupted(
+    runs: Runs, name: str, planned: Sequence[Kill]
+) -> tuple[RunOutcome, dict[Kill, str]]:
+    """Make a run whose attempts each end at the first kill that is left; describe those.
 
-    def interrupted(self, name: str, planned: Sequence[Kill]) -> tuple[RunOutcome, dict[Kill, str]]:
-        """Make a run whose attempts each end at the first kill that is left; describe those.
+    A point that does not exist (a second epoch where there is one) does not hold up the rest.
+    """
+    left, reached = list(planned), dict[Kill, str]()
+    while True:
+        (result,) = runs.attempt(name, Experiment(kills=tuple(left)))
+        if result.code == EXIT_FINISHED:
+            return runs.outcome(name), reached
+        kill = result.kill
+        if kill is None:
+            raise UserError(f"the last attempt {_ended(result)}")
+        is_killed = kill.kind == "kill"
+        where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
+        said = f"{'killed' if is_killed else 'interrupted'} at {where}"
+        if result.code != (-signal.SIGKILL if is_killed else EXIT_INTERRUPTED):
+            raise UserError(f"{said}: the attempt {_ended(result)}")
+        left.remove(kill)
+        reached[kill] = f"{said}; {_resumes_from(runs.store(name))}" if is_killed else said
 
-        A point that does not exist (a second epoch where there is one) does not hold up the rest.
-        """
-        left, reached = list(planned), dict[Kill, str]()
-        while (result := self._attempt(name, left)).code != EXIT_FINISHED:
-            kill = result.kill
-            if kill is None:
-                raise UserError(f"the last attempt {_ended(result)}")
-            is_killed = kill.kind == "kill"
-            where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
-            said = f"{'killed' if is_killed else 'interrupted'} at {where}"
-            if result.code != (-signal.SIGKILL if is_killed else EXIT_INTERRUPTED):
-                raise UserError(f"{said}: the attempt {_ended(result)}")
-            left.remove(kill)
-            reached[kill] = f"{said}; {self._resumes_from(name)}" if is_killed else said
-        return self._outcome(name), reached
 
-    def _attempt(self, name: str, kills: Sequence[Kill]) -> AttemptResult:
-        self._num_attempts += 1
-        request = replace(
-            self._request,
-            run_uri=str(self._folder / name),
-            folder=str(self._folder / f"attempt-{self._num_attempts}"),
-            writer=f"attempt-{self._num_attempts}",
-        )
-        (result,) = run_experiment(
-            Experiment(kills=tuple(kills)), lambda kills: replace(request, kills=kills)
-        )
-        return result
-
-    def _outcome(self, name: str) -> RunOutcome:
-        return read_outcome(open_store(str(self._folder / name)), self._folder / "scratch")
-
-    def _resumes_from(self, name: str) -> str:
-        """The commit from which the next attempt resumes."""
-        head = read_head(open_store(str(self._folder / name)))
-        if head is None or not head.checkpoints:
-            return "nothing was committed"
-        newest = head.checkpoints[-1]
-        where = f"step {newest.step} of the run, epoch {newest.epoch}"
-        return f"resumes from the {newest.kind} commit at {where}"
+def _resumes_from(store: Store) -> str:
+    """The commit from which the next attempt resumes."""
+    head = read_head(store)
+    if head is None or not head.checkpoints:
+        return "nothing was committed"
+    newest = head.checkpoints[-1]
+    where = f"step {newest.step} of the run, epoch {newest.epoch}"
+    return f"resumes from the {newest.kind} commit at {where}"
 
 
 def _ended(result: AttemptResult) -> str:
@@ -221,14 +202,13 @@ def _end(
             "seconds": round(seconds, 1),
         }
         print(json.dumps(record, indent=1))
-        return EXIT_FAILED if found else EXIT_FINISHED
-    for said in reached:
-        print(f"  {said}")
-    for sentence in found:
-        print(f"[failed] {sentence}")
+    else:
+        for line in (*(f"  {said}" for said in reached), *(f"[failed] {why}" for why in found)):
+            print(line)
     if not found:
-        print(
+        _print(
+            options,
             f"[ok] {options.name} resumes exactly: {len(reached)} interruptions, each on a new "
-            f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)"
+            f"machine, and the same weights, losses and sample ids ({seconds:.0f} s)",
         )
     return EXIT_FAILED if found else EXIT_FINISHED

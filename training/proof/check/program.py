@@ -8,17 +8,15 @@ store.
 import argparse
 import json
 import math
-import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from contract.keys import RECEIPT
 from training.durable.errors import (
@@ -31,17 +29,20 @@ from training.durable.errors import (
 from training.durable.record.head import read_head
 from training.durable.record.history import read_history
 from training.durable.record.metrics import read_events
-from training.durable.save.listing import SnapshotError, list_folder
 from training.durable.save.quiet import QuietTime
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
+from training.proof.check.player import End, Lives, is_saving
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
-from training.proof.machine import live, recorded, run_command
 
-# Short enough for a notice to come while a save is being written.
-_NOTICE_POLL_SECONDS = 0.02
+# Each look reads all of the run's metrics.
+_POLL_SECONDS = 0.1
 # A notice's time: enough for a save, not the two minutes that a program without a handler takes.
 _NOTICE_SECONDS = 20
+_OF_RUN = (
+    *("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter"),
+    *("notice_signal", "quiet_seconds", "hyperparameter", "env", "channel", "metric"),
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,21 +59,20 @@ class _Interruption:
     steps_redone: int | None = None  # None: its metrics name no step
 
 
-class _Attempt:
-    """What can be observed of a running attempt."""
+class _Watch:
+    """What can be observed of the current life."""
 
-    def __init__(self, number: int, metrics: Path, folder: Path) -> None:
-        self.number = number
+    def __init__(self, lives: Lives) -> None:
+        self.number = lives.number + 1
         self.began: float | None = None  # unix seconds: it had restored, and its program started
         self.step, self.has_snapshot = 0, False
-        self._metrics = metrics
         self._quiet = QuietTime()
-        self._folder = folder
+        self._lives = lives
 
     def look(self) -> float:
         """Read what it has written; return the seconds it has been running for."""
         num_begun = 0
-        for record in recorded(self._metrics):
+        for record in self._lives.metrics():
             if record["kind"] == "resume":
                 # A resumed attempt must lose something too: only a commit of its own counts.
                 num_begun, self.has_snapshot = num_begun + 1, False
@@ -85,16 +85,13 @@ class _Attempt:
         return 0.0 if self.began is None else time.time() - self.began
 
     def is_saving(self) -> bool:
-        """Whether something in its folder has changed since the last look."""
-        before = self._quiet.listing
-        with suppress(SnapshotError):
-            self._quiet.look(list_folder(self._folder))
-        now = self._quiet.listing
-        return before is not None and now is not None and before.difference(now) is not None
+        """Whether its program has started, and writes to its folder."""
+        has_begun = self.began is not None or self.look() > 0
+        return has_begun and is_saving(self._lives.checkpoints, self._quiet)
 
     def obstacle(self) -> str | None:
         """Return what keeps its folder from being snapshotted, as a clause."""
-        self.is_saving()
+        is_saving(self._lives.checkpoints, self._quiet)
         if (listing := self._quiet.listing) is None or listing.is_empty:
             return "it had saved nothing by then"
         if not self._quiet.is_closed() and (held := self._quiet.found_open) is not None:
@@ -103,41 +100,49 @@ class _Attempt:
         return f"{listing.newest!r} changed {seconds:.1f} s before"
 
 
-class _ProgramRuns:
-    """Starts `python -m training run` as often as a run needs it."""
+class _ProgramRun:
+    """A run of the program in a folder, under the options of `run` that were given."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._lives = Lives(folder=folder, options=[*_given(options)])
+        self._store = open_store(self._lives.run_uri)
         self._interruptions: list[_Interruption] = []
-        self._folder = folder
-        self._given = list(_given(options))
-        self._num_attempts = 0
+        self._began = time.monotonic()
 
-    def run(self, name: str) -> ProgramRun:
-        """Run the program to its end."""
-        began, self._num_attempts = time.monotonic(), 0
-        self._finish(name)
-        return self._read(name, time.monotonic() - began)
+    def finish(self) -> ProgramRun:
+        """Run it to its end."""
+        code = self._lives.live()
+        if code != EXIT_FINISHED:
+            self._fail(code)
+        found = self._store.get(RECEIPT)
+        assert found is not None, "a finished run has a receipt"
+        receipt = json.loads(found.data)
+        return ProgramRun(
+            losses=losses_by_step(read_history(self._store).lines),
+            files=receipt["final_files"],
+            interruptions=receipt["interruptions"],
+            seconds=time.monotonic() - self._began,
+            num_snapshots=receipt["snapshots"],
+            snapshot_seconds=_first_snapshot(self._store),
+        )
 
-    def interrupted(self, name: str, whole: ProgramRun, num_kills: int) -> ProgramRun:
+    def interrupted(self, whole: ProgramRun, num_kills: int) -> ProgramRun:
         """Run it with a kill before a snapshot and after each equal share, and a notice."""
-        began, self._num_attempts = time.monotonic(), 0
         first, last = whole.snapshot_seconds, max(whole.losses, default=0)
         share = whole.seconds / (num_kills + 1)
         early = (share if first is None else first) / 2
 
-        def is_done(attempt: _Attempt, kill: int) -> bool:
-            seconds, step = attempt.look(), last * kill / (num_kills + 1)
-            is_there = attempt.step >= step if step else seconds >= share
-            return bool(seconds) and is_there and (attempt.has_snapshot or first is None)
+        def is_done(watch: _Watch, number: int) -> bool:
+            seconds, step = watch.look(), last * number / (num_kills + 1)
+            is_there = watch.step >= step if step else seconds >= share
+            return bool(seconds) and is_there and (watch.has_snapshot or first is None)
 
-        self._kill(name, "before its first snapshot", False, lambda one: one.look() >= early)
-        for kill in range(1, num_kills + 1):
-            self._kill(name, "later", True, partial(is_done, kill=kill))
-        self._notice(name)
-        self._finish(name)
-        run = self._read(name, time.monotonic() - began)
-        lines = recorded(self._metrics_file(name))
-        begun = [int(line["step"]) for line in lines if line["kind"] == "resume"]
+        self._kill("before its first snapshot", False, lambda watch: watch.look() >= early)
+        for number in range(1, num_kills + 1):
+            self._kill("later", True, partial(is_done, number=number))
+        self._notice()
+        run = self.finish()
+        begun = [int(line["step"]) for line in self._lives.metrics() if line["kind"] == "resume"]
         for one in self._interruptions:
             if (last or one.step) and one.attempt < len(begun):
                 one.steps_redone = max(0, one.step - begun[one.attempt])
@@ -145,111 +150,52 @@ class _ProgramRuns:
                 one.seconds_lost = run.interruptions[one.attempt - 1]["seconds_lost"]
         return replace(run, interruptions=[asdict(one) for one in self._interruptions])
 
-    def _kill(
-        self, name: str, when: str, is_late: bool, is_lost: Callable[[_Attempt], bool]
-    ) -> None:
-        attempt = self._next(name)
-        obstacle: list[str | None] = []
+    def _kill(self, when: str, is_late: bool, is_due: Callable[[_Watch], bool]) -> None:
+        watch, obstacle = _Watch(self._lives), list[str | None]()
 
-        def kill() -> bool:
-            if is_lost(attempt):
-                obstacle.append(attempt.obstacle())
+        def is_hit() -> bool:
+            if is_due(watch):
+                obstacle.append(watch.obstacle())
             return bool(obstacle)
 
-        if self._live(name, attempt, is_lost=kill) != -signal.SIGKILL or not obstacle:
+        end = End(exit="kill", is_due=is_hit, poll_seconds=_POLL_SECONDS)
+        if self._lives.live(end=end) != -signal.SIGKILL or not obstacle:
             return  # it ended sooner
-        assert attempt.began is not None
-        store = open_store(self._uri(name))
-        written = [event["written_at"] for event in read_events(store, "committed")]
-        head = read_head(store)
+        assert watch.began is not None
+        written = [event["written_at"] for event in read_events(self._store, "committed")]
+        head = read_head(self._store)
         costs_all = is_late and (head is None or not head.checkpoints)
         self._interruptions.append(
             _Interruption(
                 what=f"killed {when}",
-                attempt=attempt.number,
-                step=attempt.step,
+                attempt=watch.number,
+                step=watch.step,
                 is_late=is_late,
-                seconds_lost=time.time() - max([attempt.began, *written]),
+                seconds_lost=time.time() - max([watch.began, *written]),
                 costs_all=costs_all,
                 why=obstacle[0] if costs_all else None,
             )
         )
 
-    def _notice(self, name: str) -> None:
-        attempt = self._next(name)
-
-        pids: list[int] = []
-
-        def notice() -> bool:
-            if pids and (attempt.began or attempt.look()) and attempt.is_saving():
-                os.kill(pids.pop(), signal.SIGUSR1)
-            return False
-
-        seconds = f"--notice-budget-seconds={_NOTICE_SECONDS}"
-        code = self._live(
-            *(name, attempt, seconds),
-            is_lost=notice,
-            began=pids.append,
-            poll_seconds=_NOTICE_POLL_SECONDS,
-        )
-        if code == EXIT_INTERRUPTED:
-            attempt.look()
-            what, number = "a notice inside a save", attempt.number
+    def _notice(self) -> None:
+        watch = _Watch(self._lives)
+        end = End(exit="notice", is_due=watch.is_saving, seconds=math.inf)
+        budget = f"--notice-budget-seconds={_NOTICE_SECONDS}"
+        if self._lives.live(budget, end=end) == EXIT_INTERRUPTED:
+            watch.look()
+            what = "a notice inside a save"
             self._interruptions.append(
-                _Interruption(what=what, attempt=number, step=attempt.step, is_late=False)
+                _Interruption(what=what, attempt=watch.number, step=watch.step, is_late=False)
             )
 
-    def _finish(self, name: str) -> None:
-        code = self._live(name, self._next(name))
-        if code != EXIT_FINISHED:
-            self._fail(name, code)
-
-    def _next(self, name: str) -> _Attempt:
-        self._num_attempts += 1
-        folder = self._machine(name, self._num_attempts) / "ml" / "checkpoints"
-        return _Attempt(self._num_attempts, self._metrics_file(name), folder)
-
-    def _live(self, name: str, attempt: _Attempt, *options: str, **when: Any) -> int:
-        machine = self._machine(name, attempt.number)
-        machine.mkdir(parents=True)
-        more = [f"--metrics-file={self._metrics_file(name)}", f"--writer=machine-{attempt.number}"]
-        command = run_command(machine, self._uri(name), [*self._given, *options, *more])
-        return live(command, self._log(name), **when)
-
-    def _fail(self, name: str, code: int) -> NoReturn:
-        lines = self._log(name).read_text(errors="replace").splitlines()
+    def _fail(self, code: int) -> NoReturn:
+        lines = self._lives.log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
         if code == EXIT_USER:
             raise UserError(said)
         when = "after an interruption" if self._interruptions else "without any interruption"
         raise UserError(f"the program failed {when} (exit code {code}): {said}")
-
-    def _read(self, name: str, seconds: float) -> ProgramRun:
-        store = open_store(self._uri(name))
-        found = store.get(RECEIPT)
-        assert found is not None, "a finished run has a receipt"
-        receipt = json.loads(found.data)
-        return ProgramRun(
-            losses=losses_by_step(read_history(store).lines),
-            files=receipt["final_files"],
-            interruptions=receipt["interruptions"],
-            seconds=seconds,
-            num_snapshots=receipt["snapshots"],
-            snapshot_seconds=_first_snapshot(store),
-        )
-
-    def _uri(self, name: str) -> str:
-        return str(self._folder / name / "run")
-
-    def _machine(self, name: str, number: int) -> Path:
-        return self._folder / name / f"machine-{number}"
-
-    def _metrics_file(self, name: str) -> Path:
-        return self._folder / name / "metrics.jsonl"
-
-    def _log(self, name: str) -> Path:
-        return self._folder / f"{name}.log"
 
 
 def _first_snapshot(store: Store) -> float | None:
@@ -261,30 +207,34 @@ def _first_snapshot(store: Store) -> float | None:
     return None
 
 
-def _given(options: argparse.Namespace) -> list[str]:
-    """Return the options of `run` among those of `check`, as they were given."""
-    single = ("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter")
-    given = []
-    for name in (*single, "notice_signal", "quiet_seconds"):
-        if (value := getattr(options, name)) not in (None, ""):
-            given.append(f"--{name.replace('_', '-')}={value}")
-    for name in ("hyperparameter", "env", "channel", "metric"):
-        given += [f"--{name}={value}" for value in getattr(options, name)]
-    return given
+def _given(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the options of `run` among those of `check`, as they were given."""
+    for name in _OF_RUN:
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value not in (None, ""):
+                yield f"--{name.replace('_', '-')}={value}"
 
 
 def check_program(options: argparse.Namespace) -> int:
     """Run the program three times and compare; exit code 1: an interruption changes the result."""
     if options.name is not None:
         raise UserError(f"got both {options.name!r} and a program; check one at a time")
+
+    def say(line: str) -> None:
+        if not options.json:
+            print(line, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        runs = _ProgramRuns(options, Path(folder))
-        whole = runs.run("whole")
+        whole = _ProgramRun(options, Path(folder, "whole")).finish()
         _refuse_untestable(whole)
-        _say(options, f"[ok] uninterrupted: {_described(whole)}")
-        own = difference(runs.run("again"), whole)
-        _say(options, f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
-        interrupted = runs.interrupted("killed", whole, options.kills)
+        say(
+            f"[ok] uninterrupted: {len(whole.losses)} losses, {whole.num_snapshots} snapshots, "
+            f"{len(whole.files)} final files, {whole.seconds:.0f} s"
+        )
+        own = difference(_ProgramRun(options, Path(folder, "again")).finish(), whole)
+        say(f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
+        interrupted = _ProgramRun(options, Path(folder, "killed")).interrupted(whole, options.kills)
     late = [one for one in interrupted.interruptions if one["is_late"]]
     if not late:
         raise UserError(
@@ -292,11 +242,19 @@ def check_program(options: argparse.Namespace) -> int:
             "was tested; let it save sooner, train longer, or lower --quiet-seconds"
         )
     found = difference(interrupted, whole)
+    costs_all = any(one["costs_all"] for one in late)
     if options.json:
-        print(json.dumps(_record(whole, interrupted, own, found), indent=1))
+        record = {
+            "is_equal": found.is_none,
+            "costs_all": costs_all,
+            "uninterrupted": asdict(whole),
+            "interrupted": asdict(interrupted),
+            "difference_of_two_uninterrupted": asdict(own),
+            "difference": asdict(found),
+        }
+        print(json.dumps(record, indent=1))
     else:
         _show(interrupted, own, found)
-    costs_all = any(one["costs_all"] for one in late)
     return EXIT_FINISHED if found.is_none and not costs_all else EXIT_FAILED
 
 
@@ -313,31 +271,6 @@ def _refuse_untestable(whole: ProgramRun) -> None:
             "--metric 'step=step ([0-9]+)' --metric 'loss=loss ([0-9.]+)', or write its model to "
             "$SM_MODEL_DIR"
         )
-
-
-def _record(
-    whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Difference
-) -> dict[str, Any]:
-    return {
-        "is_equal": found.is_none,
-        "costs_all": any(one["costs_all"] for one in interrupted.interruptions),
-        "uninterrupted": asdict(whole),
-        "interrupted": asdict(interrupted),
-        "difference_of_two_uninterrupted": asdict(own),
-        "difference": asdict(found),
-    }
-
-
-def _say(options: argparse.Namespace, line: str) -> None:
-    if not options.json:
-        print(line, flush=True)
-
-
-def _described(run: ProgramRun) -> str:
-    return (
-        f"{len(run.losses)} losses, {run.num_snapshots} snapshots, {len(run.files)} final files, "
-        f"{run.seconds:.0f} s"
-    )
 
 
 def _compared(found: Difference) -> str:

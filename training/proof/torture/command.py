@@ -17,10 +17,10 @@ from contract.grammar import parse_interval
 from training import ResolvedWorkload, Workload, load_workload, parse_overrides
 from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.attempt import AttemptRequest
-from training.proof.experiment import made_dataset, refuse_started_cuda
+from training.proof.experiment import Runs, made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES, Size
-from training.proof.torture.series import Target, Torture, Totals
+from training.proof.torture.series import Torture, Totals
 
 _BUILT_IN = "training.proof.torture.small_workload:SMALL"
 _COUNT, _BUILT_IN_COUNT = 100, 77
@@ -57,44 +57,41 @@ def torture(options: argparse.Namespace) -> int:
     dataset = made_dataset(options.dataset_uri, workload, options.count, out / "dataset")
     assert threading.active_count() == 1
     refuse_started_cuda(options.workload)
-    target = Target(
-        request=AttemptRequest(
-            workload=options.workload,
-            recipe=recipes[0],
-            overrides=overrides,
-            dataset=str(dataset),
-            interval=intervals[0],
-            ttl_seconds=options.lease_ttl_seconds,
-            budget_seconds=options.notice_budget_seconds,
+    series = Torture(
+        runs=Runs(
+            request=AttemptRequest(
+                workload=options.workload,
+                recipe=recipes[0],
+                overrides=overrides,
+                dataset=str(dataset),
+                interval=intervals[0],
+                ttl_seconds=options.lease_ttl_seconds,
+                budget_seconds=options.notice_budget_seconds,
+            ),
+            uri=options.run_uri or str(out / "runs"),
+            out=out,
         ),
         recipes=recipes,
         sizes=sizes,
         recipes_of_ranks={name for name, each in resolved.items() if each.depends_on_ranks},
         intervals=intervals,
-        runs_uri=options.run_uri or str(out / "runs"),
         stops_at_first=options.exitfirst,
-        out=out,
+        num_kills=options.kills,
     )
-    return _go(target, options)
+    return _go(series, options)
 
 
-def _go(target: Target, options: argparse.Namespace) -> int:
-    began, seeds = time.monotonic(), range(options.seed, options.seed + options.seeds)
-
-    def say(line: str) -> None:
-        done = f"[{totals.kills}/{options.kills} kills, {time.monotonic() - began:.0f} s]"
-        print(f"{done} {line}", file=sys.stderr, flush=True)
-
-    torture = Torture(target=target, say=say)
-    totals = torture.totals
+def _go(torture: Torture, options: argparse.Namespace) -> int:
+    seeds = range(options.seed, options.seed + options.seeds)
     for number, seed in enumerate(seeds):
         share = options.kills * (number + 1) // len(seeds) - options.kills * number // len(seeds)
         if share:
             torture.go(seed, share)
-    return _end(target, options, totals, time.monotonic() - began)
+    return _end(torture, options, time.monotonic() - torture.began)
 
 
-def _end(target: Target, options: argparse.Namespace, totals: Totals, seconds: float) -> int:
+def _end(torture: Torture, options: argparse.Namespace, seconds: float) -> int:
+    totals, out = torture.totals, torture.runs.out
     is_equal = not totals.differences
     if options.json:
         print(json.dumps(_record(options, totals, seconds), indent=1))
@@ -111,9 +108,9 @@ def _end(target: Target, options: argparse.Namespace, totals: Totals, seconds: f
         if is_equal:
             print("[ok] every run equals the uninterrupted one: weights, losses, sample ids")
     if is_equal and options.out is None:
-        shutil.rmtree(target.out)
+        shutil.rmtree(out)
     elif not is_equal:
-        print(f"runs and logs are kept in {target.out}", file=sys.stderr)
+        print(f"runs and logs are kept in {out}", file=sys.stderr)
     return EXIT_FINISHED if is_equal else EXIT_FAILED
 
 

@@ -5,11 +5,13 @@ It also knows which exits of an attempt are expected, and counts the totals.
 
 import random
 import signal
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 
+from contract.samples import lineage_problems
 from training.durable.attempt.ranks import LATE
 from training.durable.errors import (
     EXIT_FAILED,
@@ -21,17 +23,14 @@ from training.durable.errors import (
     UserError,
 )
 from training.durable.record.head import read_head
-from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
-from training.proof.attempt import EXIT_CRASHED, AttemptRequest
+from training.proof.attempt import EXIT_CRASHED
 from training.proof.compare import (
     RunOutcome,
     broken_promises,
     differences,
-    read_outcome,
-    sample_problems,
 )
-from training.proof.experiment import AttemptResult, Experiment, run_experiment
+from training.proof.experiment import AttemptResult, Experiment, Runs
 from training.proof.injector import SIGNALS, Kill, Kind
 from training.proof.torture.plan import KINDS, SAVINGS, Deck, Size, Variant, draw_experiment
 
@@ -88,47 +87,44 @@ class Totals:
             self.dated_ended_by[_ended_by(attempt)] += 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """What to torture, and where: `request` has what all attempts share."""
+@dataclass(kw_only=True)
+class Torture:
+    """Runs of several seeds; says one line after every experiment."""
 
-    request: AttemptRequest
+    runs: Runs
     recipes: Sequence[str]
     sizes: Sequence[Size]
     recipes_of_ranks: Set[str]  # whose results have bits that depend on the number of ranks
     intervals: Sequence[str]
-    runs_uri: str
     stops_at_first: bool  # whether the first run that differs ends the torture
-    out: Path
-
-
-@dataclass(kw_only=True)
-class Torture:
-    """Runs of several seeds; `say` is called with one line after every experiment."""
-
-    target: Target
-    say: Callable[[str], None]
+    num_kills: int  # wanted in total
     totals: Totals = field(default_factory=Totals)
+    began: float = field(default_factory=time.monotonic)
     drawn: int = 0  # kills, of which some hit no live attempt
     # The uninterrupted run and its seconds, by recipe, and number of ranks where that matters.
     _references: dict[tuple[str, int], tuple[RunOutcome, float]] = field(default_factory=dict)
-    _stores: dict[str, Store] = field(default_factory=dict)
-    _attempts: int = 0
+
+    def say(self, line: str) -> None:
+        """Print one line, after what is done."""
+        done = (
+            f"[{self.totals.kills}/{self.num_kills} kills, {time.monotonic() - self.began:.0f} s]"
+        )
+        print(f"{done} {line}", file=sys.stderr, flush=True)
 
     def go(self, seed: int, kills: int) -> None:
         """Torture runs until `kills` more kills have hit a live attempt."""
-        rng, target = random.Random(seed), self.target
-        recipes, sizes = Deck(rng, target.recipes), Deck(rng, target.sizes)
-        intervals, savings = Deck(rng, target.intervals), Deck(rng, SAVINGS)
+        rng = random.Random(seed)
+        recipes, sizes = Deck(rng, self.recipes), Deck(rng, self.sizes)
+        intervals, savings = Deck(rng, self.intervals), Deck(rng, SAVINGS)
         kinds = Deck(rng, list(Counter(KINDS).elements()))
         end, number = self.totals.kills + kills, 0
-        while self.totals.kills < end and not (target.stops_at_first and self.totals.differences):
+        while self.totals.kills < end and not (self.stops_at_first and self.totals.differences):
             number += 1
             recipe = recipes.draw()
-            is_fixed = recipe in target.recipes_of_ranks
+            is_fixed = recipe in self.recipes_of_ranks
             variant = Variant(
                 recipe=recipe,
-                sizes=(sizes.draw(),) if is_fixed else tuple(target.sizes),
+                sizes=(sizes.draw(),) if is_fixed else tuple(self.sizes),
                 interval=intervals.draw(),
                 saving=savings.draw(),
             )
@@ -138,7 +134,7 @@ class Torture:
             run.compare(reference)
 
     def _reference(self, prefix: str, variant: Variant) -> tuple[RunOutcome, float]:
-        ranks = variant.sizes[0].ranks if variant.recipe in self.target.recipes_of_ranks else 1
+        ranks = variant.sizes[0].ranks if variant.recipe in self.recipes_of_ranks else 1
         key = variant.recipe, ranks
         if key not in self._references:
             name = f"{prefix}-reference-{variant.recipe}-{ranks}"
@@ -146,39 +142,21 @@ class Torture:
         return self._references[key]
 
     def _run_reference(self, name: str, variant: Variant, size: Size) -> tuple[RunOutcome, float]:
-        run = _Run(self, name, variant, _USUAL_SECONDS)
-        (result,) = run.experiment(Experiment(), size)
-        for again in range(2, _REFERENCE_ATTEMPTS + 1):
+        for again in range(_REFERENCE_ATTEMPTS):
+            # If the store failed, another run: one that resumes cannot be the reference.
+            run = _Run(self, f"{name}-{again}" if again else name, variant, _USUAL_SECONDS)
+            (result,) = run.experiment(Experiment(), size)
             if result.code != EXIT_STORE:
                 break
-            # The store failed: start another run, since one that resumes cannot be the reference.
-            run = _Run(self, f"{name}-{again}", variant, _USUAL_SECONDS)
-            (result,) = run.experiment(Experiment(), size)
         if result.code != EXIT_FINISHED:
             last = result.log.strip().splitlines()[-1:] or ["without output"]
             raise UserError(
                 f"the workload fails even without kills (exit code {result.code}): {last[0]}"
             )
-        outcome = read_outcome(self.store(run.name), self.target.out)
-        self.totals.differences += [f"{name}: {why}" for why in sample_problems(outcome)]
+        outcome = self.runs.outcome(run.name)
+        self.totals.differences += [f"{name}: {why}" for why in lineage_problems(outcome.steps)]
         self.say(f"{name}: {len(outcome.steps)} steps in {result.seconds:.2f} s")
         return outcome, result.seconds
-
-    def store(self, name: str) -> Store:
-        """Open a run's store once: creating an S3 client takes longer than a step."""
-        if name not in self._stores:
-            self._stores[name] = open_store(self.uri(name))
-        return self._stores[name]
-
-    def uri(self, name: str) -> str:
-        """The URI of a run."""
-        return f"{self.target.runs_uri.rstrip('/')}/{name}"
-
-    def next_attempt(self) -> int:
-        """Count the next attempt, and return its number among all."""
-        self._attempts += 1
-        self.totals.attempts += 1
-        return self._attempts
 
 
 class _Run:
@@ -187,7 +165,7 @@ class _Run:
     def __init__(self, torture: Torture, name: str, variant: Variant, seconds: float) -> None:
         self.name = name
         self._torture = torture
-        self._target = torture.target
+        self._runs = torture.runs
         self._totals = torture.totals
         self._variant = variant
         self._seconds = seconds  # of the uninterrupted run
@@ -207,7 +185,7 @@ class _Run:
                 rng,
                 kind,
                 run_seconds=self._seconds,
-                ttl_seconds=self._target.request.ttl_seconds,
+                ttl_seconds=self._runs.request.ttl_seconds,
                 is_fresh=self._torture.drawn % _FRESH_ONE_IN == 0,
                 size=size,
             )
@@ -230,7 +208,7 @@ class _Run:
         if head is None or head.state != "finished":
             self._differs([f"the run failed: {head.reason if head else 'no head'}"])
             return
-        outcome = read_outcome(self._store, self._target.out)
+        outcome = self._runs.outcome(self.name)
         totals.steps += len(outcome.steps)
         totals.steps_repeated += outcome.num_steps_done - len(outcome.steps)
         totals.steps_gained += outcome.num_steps_gained
@@ -241,36 +219,28 @@ class _Run:
 
     def experiment(self, experiment: Experiment, size: Size) -> list[AttemptResult]:
         """Run one or two attempts of this size."""
-        target, variant = self._target, self._variant
-
-        def make_request(kills: tuple[Kill, ...]) -> AttemptRequest:
-            number = self._torture.next_attempt()
-            is_held = any(kill.kind == "held" for kill in kills)
-            return replace(
-                target.request,
-                recipe=variant.recipe,
-                run_uri=self._torture.uri(self.name),
-                num_processes=size.ranks,
-                num_hosts=size.hosts,
-                interval=variant.interval,
-                saving=variant.saving,
-                budget_seconds=_HELD_BUDGET_SECONDS if is_held else target.request.budget_seconds,
-                folder=str(target.out / "attempts" / self.name / f"attempt-{number:04d}"),
-                writer=f"attempt-{number:04d}",
-                most_seconds=_HANG_SECONDS + 10 * self._seconds,
-                kills=kills,
-                fault_rate=experiment.fault_rate,
-                fault_seed=experiment.fault_seed + number,
-            )
-
+        runs, variant = self._runs, self._variant
+        is_held = any(kill.kind == "held" for kill in experiment.kills)
+        results = runs.attempt(
+            self.name,
+            experiment,
+            recipe=variant.recipe,
+            num_processes=size.ranks,
+            num_hosts=size.hosts,
+            interval=variant.interval,
+            saving=variant.saving,
+            budget_seconds=_HELD_BUDGET_SECONDS if is_held else runs.request.budget_seconds,
+            most_seconds=_HANG_SECONDS + 10 * self._seconds,
+        )
+        self._totals.attempts = runs.num_attempts
         self._totals.fresh_attempts += experiment.is_fresh
-        return run_experiment(experiment, make_request)
+        return results
 
     def _checked(self, experiment: Experiment, size: Size) -> list[AttemptResult]:
         """Run and count the attempts, and find what must never happen."""
         results = self.experiment(experiment, size)
         # A store on the network may have failed by itself.
-        is_store_faulty = self._target.runs_uri.startswith("s3://")
+        is_store_faulty = self._runs.uri.startswith("s3://")
         for attempt in results:
             self._totals.count(attempt, size)
             wrong = _unexpected_exit(attempt, is_store_faulty=is_store_faulty)
@@ -287,7 +257,7 @@ class _Run:
 
     @property
     def _store(self) -> Store:
-        return self._torture.store(self.name)
+        return self._runs.store(self.name)
 
     @property
     def _is_over(self) -> bool:

@@ -56,7 +56,6 @@ class QemuMachine:
 
     folder: Path
     image: DiskImage
-    instance_id: str
     network: MachineNetwork
     metadata: MetadataServer
     # In the order of their slots, in which the kernel names them.
@@ -76,7 +75,7 @@ class QemuMachine:
     @property
     def run(self) -> Path:
         """Its sockets."""
-        return RUN / self.instance_id
+        return RUN / self.metadata.instance.id
 
     def start(self) -> None:
         """Power on; the user data starts by itself."""
@@ -107,7 +106,7 @@ class QemuMachine:
         except Refused as error:
             lines = log.read_text(errors="replace").splitlines()
             last = lines[-1] if lines else "it said nothing"
-            raise CommandFailed(f"QEMU of {self.instance_id} failed: {last}") from error
+            raise CommandFailed(f"QEMU of {self.metadata.instance.id} failed: {last}") from error
         self._attach("root", ROOT, self._root, "qcow2", slot=4)
         for number, disk in enumerate(self.disks):
             self._attach(disk.name, disk.identity, self._file(disk), "raw", slot=6 + number)
@@ -210,7 +209,7 @@ class QemuMachine:
                 f"type=1,manufacturer=Amazon EC2,product={self.metadata.instance.type},"
                 f"uuid={UUID},serial={UUID}",
             ),
-            *("-smbios", f"type=2,manufacturer=Amazon EC2,asset={self.instance_id}"),
+            *("-smbios", f"type=2,manufacturer=Amazon EC2,asset={self.metadata.instance.id}"),
             *("-kernel", str(self.image.kernel), "-append", KERNEL_ARGUMENTS),
             *("-chardev", f"file,id=console,path={self.folder.resolve()}/console.log,append=on"),
             *("-serial", "chardev:console"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.proof.check.program import _ProgramRuns
+from training.proof.check.program import _ProgramRun
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
 
 _SCRIPT = """
@@ -162,8 +162,8 @@ def test_every_kind_of_difference_is_found() -> None:
 def test_fails_where_no_kill_came_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("run", "interrupted"):
-        monkeypatch.setattr(_ProgramRuns, name, lambda *given: _run({1: 0.5}))
+    for name in ("finish", "interrupted"):
+        monkeypatch.setattr(_ProgramRun, name, lambda *given: _run({1: 0.5}))
     assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
     assert "so nothing was tested; let it save sooner" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills.misbehaving_s3 import Misbehaving
+from benchmarks.kills.s3 import Misbehaving
 from embedded_aws.front import Front
 from tests.training.forked import command
 from tests.training.serving import new_bucket, served

@@ -1,5 +1,14 @@
 """Lightning's Trainer with ModelCheckpoint and `ckpt_path="last"`, as in its documentation."""
 
+# /// script
+# dependencies = ["lightning"]
+# [tool.kills]
+# users_must = """
+# save random states and the loader's position yourself (`on_save_checkpoint`, a loader with
+# `state_dict`): its checkpoints have neither, so a resume inside an epoch trains on different
+# samples. Not tested here with both."""
+# ///
+
 import lightning
 import told
 import torch
@@ -26,14 +35,9 @@ class _Module(lightning.LightningModule):
 
 lightning.seed_everything(0)
 module = _Module()
-trainer = lightning.Trainer(
-    max_steps=told.STEPS,
-    accelerator="cpu",
-    logger=False,
-    callbacks=[
-        ModelCheckpoint(told.CHECKPOINTS, every_n_train_steps=told.SAVE_EVERY, save_last=True)
-    ],
-)
+saves = ModelCheckpoint(told.CHECKPOINTS, every_n_train_steps=told.SAVE_EVERY, save_last=True)
+settings = {"max_steps": told.STEPS, "accelerator": "cpu", "logger": False}
+trainer = lightning.Trainer(**settings, callbacks=[saves])
 loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
 trainer.fit(module, loader, ckpt_path="last")
 told.final(module.network.state_dict())

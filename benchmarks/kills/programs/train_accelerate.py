@@ -1,5 +1,9 @@
 """accelerate as in its example by_feature/checkpointing.py: save_state, skip_first_batches."""
 
+# /// script
+# dependencies = ["accelerate"]
+# ///
+
 import told
 import torch
 import torch.nn.functional as F
@@ -13,7 +17,6 @@ model = told.network()
 optimizer = torch.optim.AdamW(model.parameters())
 loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
 start, saved = 0, [path for path in told.CHECKPOINTS.iterdir() if path.is_dir()]
 if saved:  # as in the example: the most recent one by change time
     last = max(saved, key=lambda path: path.stat().st_ctime)

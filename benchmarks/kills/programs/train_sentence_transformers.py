@@ -1,5 +1,9 @@
 """SentenceTransformerTrainer on a tiny BERT, resumed from the last checkpoint."""
 
+# /// script
+# dependencies = ["sentence-transformers", "datasets", "accelerate"]
+# ///
+
 import datasets
 import told
 import torch

@@ -1,5 +1,13 @@
 """The loop of nanoGPT's train.py: ckpt.pt overwritten in place, resumed by iter_num."""
 
+# /// script
+# dependencies = ["numpy"]
+# [tool.kills]
+# users_must = """
+# save and restore torch's random state too: it draws the batches, so otherwise a resume trains on
+# different ones."""
+# ///
+
 import numpy as np
 import told
 import torch
@@ -13,7 +21,6 @@ data = np.random.default_rng(0).integers(0, 32, 4000)
 model = nn.Sequential(nn.Embedding(32, 256), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 iter_num, path = 0, told.CHECKPOINTS / "ckpt.pt"
-told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
 if path.exists():
     checkpoint = torch.load(path)
     model.load_state_dict(checkpoint["model"])
@@ -29,10 +36,6 @@ while iter_num < told.STEPS:
     iter_num += 1
     told.step(iter_num, starts)
     if iter_num % told.SAVE_EVERY == 0:
-        checkpoint = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "iter_num": iter_num,
-        }
-        torch.save(checkpoint, path)
+        checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**checkpoint, "iter_num": iter_num}, path)
 told.final(model.state_dict())

@@ -1,14 +1,21 @@
-"""WSGI middleware that makes the embedded S3's responses late, wrong, truncated or lost."""
+"""An S3 that misbehaves: the embedded AWS's, whose answers are late, wrong, truncated or lost."""
 
+import logging
 import random
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import boto3
+from moto.moto_api._internal.models import moto_api_backend
+from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
+
+from embedded_aws.front import Front
 
 Start = Callable[..., Any]
 
@@ -68,3 +75,23 @@ class Misbehaving:
 
 def _ignore(*status: Any) -> Callable[[bytes], None]:
     return lambda data: None
+
+
+@contextmanager
+def misbehaving_s3(bucket: str, rate: float) -> Iterator[tuple[dict[str, str], Counter[str]]]:
+    """Serve a new bucket; yield its clients' environment, and the faults as they are counted."""
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)  # connections break on purpose
+    moto_api_backend.reset()
+    app = Misbehaving(Front({}), seed=0)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    keys = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket=bucket)
+    app.rate = rate
+    variables = {name.upper(): value for name, value in keys.items()}
+    regions = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_REGION": "us-east-1"}
+    yield {"AWS_ENDPOINT_URL": endpoint, **variables, **regions}, app.met
+    server.shutdown()
+    server.server_close()

@@ -1,4 +1,4 @@
-"""The effects of interruptions on a script, read from its JSON lines.
+"""The effects of interruptions on a program, read from its JSON lines.
 
 They have `restored` (None if `torn`; steps if `mismatched`), `step` with its sample `ids`, `saving`
 or `saved` with a step, or `final` with a checksum, and a time `at`. Other lines are ignored.
@@ -10,35 +10,37 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 Said = Mapping[str, Any]
 
 
-def said_in(text: str) -> list[Said]:
-    """Return the JSON objects among the lines; one that an error quotes does not count."""
-    found: list[Said] = []
-    for line in text.splitlines():
+def recorded(path: Path, name: str) -> list[dict[str, Any]]:
+    """Return the JSON objects with this name among a file's lines; half a line does not count."""
+    found = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         if line.startswith("{"):
             with suppress(ValueError):
-                said = json.loads(line)
-                if isinstance(said, dict) and "at" in said:
-                    found.append(said)
+                record = json.loads(line)
+                if name in record:
+                    found.append(record)
     return found
 
 
 @dataclass(kw_only=True, slots=True)
 class Account:
-    """A run through its lives: what was restored, lost, and consumed.
+    """A run through its lives: its kills, and what was restored, lost, and consumed.
 
     Its clock counts the seconds of the work that stands: a restore sets it back.
     """
 
+    kills: int = 0
+    never_back: list[str] = field(default_factory=list)  # why, if it does not end
     torn: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)  # seconds of repeated work, by kill
     lost_saves: list[float] = field(default_factory=list)  # the part that a finished save had held
-    redone: int = 0  # steps
     final: str | None = None
     ids: dict[int, Sequence[Any]] = field(default_factory=dict)  # by step, as they finally counted
     _clock: float = 0.0
@@ -90,7 +92,6 @@ class Account:
         voided = [at for done, at in self._saved.items() if done > step]
         self.lost_saves.append(max(voided, default=0.0) - max(last, kept) if voided else 0.0)
         self._clock = last
-        self.redone += sum(done > step for done in self._done)
         for known in (self._done, self._saved, self.ids):
             for done in [done for done in known if done > step]:
                 del known[done]

@@ -1,5 +1,13 @@
 """Keras on torch with BackupAndRestore, its callback for fault tolerance."""
 
+# /// script
+# dependencies = ["keras"]
+# [tool.kills]
+# users_must = """
+# leave `save_freq` of `BackupAndRestore` at `epoch`: a resume inside an epoch trains on its first
+# samples again. Not tested here with that."""
+# ///
+
 import os
 
 os.environ["KERAS_BACKEND"] = "torch"

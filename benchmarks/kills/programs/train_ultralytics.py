@@ -1,5 +1,9 @@
 """Ultralytics' YOLO from its own yaml, resumed from last.pt as its documentation says."""
 
+# /// script
+# dependencies = ["ultralytics"]
+# ///
+
 import numpy as np
 import told
 from PIL import Image
@@ -37,19 +41,8 @@ def stepped(trainer):
 
 
 model.add_callback("on_train_batch_end", stepped)
-settings = {
-    "data": data,
-    "epochs": EPOCHS,
-    "imgsz": SIZE,
-    "batch": 4,
-    "workers": 0,
-    "device": "cpu",
-    "amp": False,
-    "plots": False,
-    "val": False,
-    "project": told.CHECKPOINTS,
-    "name": "run",
-    "exist_ok": True,
-}
+settings = {"data": data, "epochs": EPOCHS, "imgsz": SIZE, "batch": 4, "workers": 0}
+settings |= {"device": "cpu", "amp": False, "plots": False, "val": False}
+settings |= {"project": told.CHECKPOINTS, "name": "run", "exist_ok": True}
 model.train(**settings, resume=last.exists())
 told.final(model.model.state_dict())

@@ -1,5 +1,13 @@
 """transformers' Trainer, resumed as in its documentation: from the last checkpoint."""
 
+# /// script
+# dependencies = ["transformers", "accelerate"]
+# [tool.kills]
+# users_must = """
+# on a local disk, delete a half-written `checkpoint-N` before resuming: `get_last_checkpoint`
+# takes the newest folder, and every start fails on it."""
+# ///
+
 import told
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

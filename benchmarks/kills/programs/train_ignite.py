@@ -1,5 +1,9 @@
 """pytorch-ignite with Checkpoint and DiskSaver, and the engine itself in the checkpoint."""
 
+# /// script
+# dependencies = ["pytorch-ignite", "numpy"]
+# ///
+
 import told
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,9 @@
 """CatBoost with its own snapshots, which it resumes by itself."""
 
+# /// script
+# dependencies = ["catboost"]
+# ///
+
 import catboost
 import told
 
@@ -11,16 +15,8 @@ class _Told:
 
 
 inputs, labels = (tensor.numpy() for tensor in told.samples())
-told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
-model = catboost.CatBoostClassifier(
-    iterations=told.STEPS,
-    random_seed=0,
-    thread_count=1,
-    verbose=False,
-    save_snapshot=True,
-    snapshot_file="snapshot",
-    snapshot_interval=2,
-    train_dir=str(told.CHECKPOINTS),
-)
+saves = {"save_snapshot": True, "snapshot_file": "snapshot", "snapshot_interval": 2}
+settings = {"iterations": told.STEPS, "random_seed": 0, "thread_count": 1, "verbose": False}
+model = catboost.CatBoostClassifier(**settings, **saves, train_dir=str(told.CHECKPOINTS))
 model.fit(inputs[:, 1:], labels, callbacks=[_Told()])
 told.final({"model": model.predict(inputs[:, 1:], prediction_type="RawFormulaVal").tobytes()})

@@ -1,5 +1,9 @@
 """skorch with Checkpoint and LoadInitState, resumed as in its documentation."""
 
+# /// script
+# dependencies = ["skorch"]
+# ///
+
 import told
 import torch
 from skorch import NeuralNetClassifier
@@ -15,17 +19,15 @@ class _Told(Callback):
 
 saves = Checkpoint(dirname=str(told.CHECKPOINTS), monitor=None)
 torch.manual_seed(0)
+settings = {"lr": 1e-3, "max_epochs": told.EPOCHS, "batch_size": told.BATCH, "verbose": 0}
 net = NeuralNetClassifier(
     told.network(),
     criterion=torch.nn.CrossEntropyLoss,
     optimizer=torch.optim.AdamW,
-    lr=1e-3,
-    max_epochs=told.EPOCHS,
-    batch_size=told.BATCH,
     iterator_train__shuffle=True,
     train_split=None,
     callbacks=[_Told(), saves, LoadInitState(saves)],
-    verbose=0,
+    **settings,
 )
 net.fit(*told.samples())
 told.final(net.module_.state_dict())

@@ -21,7 +21,6 @@ STEP_SECONDS, PIECE_SECONDS = 0.05, 0.04
 PIECES = 8
 SIZE = 1 << 18
 WORK_SECONDS = 200.0
-PAIR = ("model.bin", "optimizer.bin")
 
 
 class TornError(Exception):
@@ -34,7 +33,8 @@ def say(**what):
 
 def pack(step, value, size=SIZE):
     body = value + hashlib.shake_256(value).digest(size)
-    return json.dumps([step, hashlib.sha256(body).hexdigest()]).encode() + b"\n" + body
+    head = json.dumps([step, hashlib.sha256(body).hexdigest()])
+    return head.ljust(79).encode() + b"\n" + body
 
 
 def unpack(data, name):
@@ -64,15 +64,17 @@ def write(path, data):
 
 
 class InPlace:
+    NAMES = ("model.bin", "optimizer.bin")
+
     def __init__(self, folder):
         self.folder = folder
 
     def save(self, step, value):
-        for name in PAIR:
+        for name in self.NAMES:
             write(self.folder / name, pack(step, value))
 
     def load(self):
-        paths = [self.folder / name for name in PAIR]
+        paths = [self.folder / name for name in self.NAMES]
         return [read(path) for path in paths] if any(map(Path.exists, paths)) else []
 
     def finished(self):
@@ -81,13 +83,11 @@ class InPlace:
 
 
 class Renamed(InPlace):
+    NAMES = ("state.bin",)
+
     def save(self, step, value):
         write(self.folder / "state.tmp", pack(step, value, 2 * SIZE))
         (self.folder / "state.tmp").rename(self.folder / "state.bin")
-
-    def load(self):
-        path = self.folder / "state.bin"
-        return [read(path)] if path.exists() else []
 
 
 class _Shards(InPlace):
@@ -131,7 +131,7 @@ class Rotating(InPlace):
     def save(self, step, value):
         folder = self.folder / f"checkpoint-{step}"
         folder.mkdir(exist_ok=True)
-        for name in PAIR:
+        for name in self.NAMES:
             write(folder / name, pack(step, value))
         link = self.folder / "latest.tmp"
         link.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class Rotating(InPlace):
 
     def load(self):
         latest = self.folder / "latest"
-        return [read(latest / name) for name in PAIR] if latest.is_symlink() else []
+        return [read(latest / name) for name in self.NAMES] if latest.is_symlink() else []
 
 
 class _Child(InPlace):
@@ -168,10 +168,6 @@ class SmallFiles(InPlace):
         for name in self.NAMES:
             (self.folder / name).write_bytes(pack(step, value, 4096))
             time.sleep(2 * PIECE_SECONDS * PIECES / len(self.NAMES) / 2)
-
-    def load(self):
-        is_new = not any((self.folder / name).exists() for name in self.NAMES)
-        return [] if is_new else [read(self.folder / name) for name in self.NAMES]
 
 
 class Sqlite(InPlace):
@@ -214,7 +210,7 @@ class Mapped(InPlace):
     def __init__(self, folder):
         super().__init__(folder)
         self.path = folder / "state.map"
-        self.length = len(pack(0, bytes(32))) + 8  # room for the digits of the step
+        self.length = len(pack(0, bytes(32)))
         if not self.path.exists():
             self.path.write_bytes(bytes(2 * self.length))
         self.file = self.path.open("r+b")
@@ -228,7 +224,6 @@ class Mapped(InPlace):
                 end = min(start + (1 << 15), len(data))
                 self.map[at + start : at + end] = data[start:end]
                 time.sleep(PIECE_SECONDS / 2)
-            self.map[at + len(data) : at + self.length] = bytes(self.length - len(data))
         self.map.flush()
 
     def load(self):
@@ -237,25 +232,12 @@ class Mapped(InPlace):
             raise TornError("state.map: its length")
         if not any(map(any, halves)):
             return []
-        return [unpack(_without_room(half), "state.map") for half in halves]
+        return [unpack(half, "state.map") for half in halves]
 
 
-def _without_room(half):
-    head, _, body = half.partition(b"\n")
-    return head + b"\n" + body[: 32 + SIZE]
-
-
-HABITS = {
-    "in-place": InPlace,
-    "renamed": Renamed,
-    "shards": _Shards,
-    "log": _Log,
-    "rotating": Rotating,
-    "child": _Child,
-    "small-files": SmallFiles,
-    "sqlite": Sqlite,
-    "mapped": Mapped,
-}
+HABITS = {"in-place": InPlace, "renamed": Renamed, "shards": _Shards, "log": _Log}
+HABITS |= {"rotating": Rotating, "child": _Child, "small-files": SmallFiles}
+HABITS |= {"sqlite": Sqlite, "mapped": Mapped}
 
 
 def answer(how):

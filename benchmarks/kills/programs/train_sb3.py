@@ -1,5 +1,9 @@
 """stable-baselines3's PPO with CheckpointCallback, and learn(reset_num_timesteps=False)."""
 
+# /// script
+# dependencies = ["stable-baselines3"]
+# ///
+
 import told
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
@@ -14,7 +18,6 @@ class _Told(BaseCallback):
         return True
 
 
-told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
 found = sorted(told.CHECKPOINTS.glob("ppo_*_steps.zip"), key=lambda p: int(p.stem.split("_")[1]))
 if found:
     from stable_baselines3.common.env_util import make_vec_env

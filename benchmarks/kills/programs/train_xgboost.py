@@ -1,5 +1,13 @@
 """xgboost with its TrainingCheckPoint callback; resumed from the newest file by `xgb_model`."""
 
+# /// script
+# dependencies = ["xgboost"]
+# [tool.kills]
+# users_must = """
+# leave out `subsample`: a resume draws different rows, even with `seed_per_iteration`; without
+# it, the bits are equal."""
+# ///
+
 import told
 import xgboost
 
@@ -12,7 +20,6 @@ class _Told(xgboost.callback.TrainingCallback):
 
 inputs, labels = (tensor.numpy() for tensor in told.samples())
 data = xgboost.DMatrix(inputs[:, 1:], labels)
-told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
 found = sorted(told.CHECKPOINTS.glob("model_*.ubj"), key=lambda p: p.stat().st_mtime)
 start = xgboost.Booster(model_file=found[-1]) if found else None
 done = start.num_boosted_rounds() if start else 0

@@ -62,14 +62,8 @@ def network():
 
 def transformers_arguments():
     """Return arguments for transformers' Trainer and its subclasses."""
-    return {
-        "output_dir": str(CHECKPOINTS),
-        "max_steps": STEPS,
-        "save_steps": SAVE_EVERY,
-        "save_total_limit": 2,
-        "per_device_train_batch_size": BATCH,
-        "report_to": "none",
-    }
+    saves = {"output_dir": str(CHECKPOINTS), "save_steps": SAVE_EVERY, "save_total_limit": 2}
+    return saves | {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "report_to": "none"}
 
 
 def train_transformers(trainer):
@@ -82,6 +76,5 @@ def train_transformers(trainer):
             step(state.global_step, getattr(model, "seen", ()))
 
     trainer.add_callback(_Told())
-    CHECKPOINTS.mkdir(parents=True, exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(CHECKPOINTS)))
     final(trainer.model.state_dict())

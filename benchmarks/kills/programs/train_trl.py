@@ -1,5 +1,9 @@
 """TRL's SFTTrainer on a model made from its config, resumed from the last checkpoint."""
 
+# /// script
+# dependencies = ["trl"]
+# ///
+
 import datasets
 import told
 import torch

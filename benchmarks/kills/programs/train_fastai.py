@@ -1,5 +1,9 @@
 """fastai with SaveModelCallback(every_epoch, with_opt) and fit(start_epoch)."""
 
+# /// script
+# dependencies = ["fastai"]
+# ///
+
 import told
 import torch
 from fastai.basics import DataLoaders, Learner

@@ -1,0 +1,40 @@
+"""Lives that end before their program does."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.proof.check.player import Exit, Lives, killed, uninterrupted
+
+# It writes half of its file, says so, and then waits for its death.
+TEARS = """
+import json, os, pathlib, time
+path = pathlib.Path(os.environ["SM_CHECKPOINT_DIR"], "state")
+def say(**what): print(json.dumps({"at": time.time(), **what}), flush=True)
+if path.exists() and path.read_text() != "whole":
+    say(restored=None, torn="state")
+    raise SystemExit(1)
+say(restored=0)
+say(step=1, ids=[1])
+path.write_text("ha")
+say(saving=1)
+time.sleep(20 if "ANSWER" in os.environ else 0)
+path.write_text("whole")
+say(final="a")
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "notice"])
+def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: Exit) -> None:
+    (tmp_path / "tears.py").write_text(TEARS)
+
+    def lives(name: str) -> Lives:
+        return Lives(folder=tmp_path / name, alone=[sys.executable, str(tmp_path / "tears.py")])
+
+    assert uninterrupted(lives("whole")).final == "a"
+    found = killed(lives("killed"), how, ["slow"], random.Random(0), 0.5)
+    assert found.kills == 1 and found.final is None
+    assert len(found.torn) == 4 and "killed/log-2 (slow): state" in found.torn[0]
+    assert len(found.never_back) == 1
