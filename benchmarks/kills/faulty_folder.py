@@ -13,8 +13,7 @@ from benchmarks.kills import RATE
 from training import main
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store
-from training.proof.injector import Injector, StatusFile
-from training.proof.store_faults import misbehaving
+from training.proof import Injector, StatusFile, misbehaving
 
 
 def _open(uri: str) -> Store:

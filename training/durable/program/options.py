@@ -16,7 +16,7 @@ from training.durable.errors import UserError
 from training.durable.program.container import Container, ContainerHost, command_arguments
 from training.durable.program.process import resolve_command
 
-# Where `from training.program import commit` is found.
+# Where `from training import commit` is found.
 _BUNDLE_FOLDER = str(Path(__file__).parents[3])
 _SM_VARIABLE = re.compile(r"\$(?:\{(SM_[^}]*)\}|(SM_\w+))")
 # Variables for this process alone: its service's, its launcher's, and the stack's decisions.

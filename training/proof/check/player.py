@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from training.durable.errors import EXIT_FAILED, EXIT_USER
 from training.durable.save.listing import SnapshotError, list_folder
@@ -23,8 +23,6 @@ from training.durable.save.quiet import QuietTime
 from training.proof.check.reports import Account, Said, recorded
 
 Exit: TypeAlias = Literal["kill", "notice", "shutdown"]
-EXITS: Sequence[Exit] = get_args(Exit)
-NOTICE_SECONDS = 10.0
 MOST_FAILED_STARTS = 4
 # The time until a shutdown kills: our service ends by itself; `docker stop` allows 10 s.
 _SHUTDOWN_SECONDS, _ALONE_SECONDS = 60.0, 10.0
@@ -47,6 +45,8 @@ class End:
 class Lives:
     """The lives of one run, with their files in a folder; each has its own log."""
 
+    EXITS: ClassVar[Sequence[Exit]] = get_args(Exit)
+    NOTICE_SECONDS: ClassVar = 10.0
     folder: Path
     options: Sequence[str] = ()  # of `run`: the program, and how it is run
     run_uri: str = ""  # default: in the folder
@@ -112,6 +112,45 @@ class Lives:
         shutil.rmtree(machine.rename(self.folder / f"gone-{self.number}"), ignore_errors=True)
         return code
 
+    def uninterrupted(self) -> Account:
+        """Run a program that reports to its end; RuntimeError if it does not come there."""
+        code, account = self.live(limit=_LIMIT_SECONDS), Account()
+        account.live(self.said(), "uninterrupted")
+        if account.final is None:
+            raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {self.log}")
+        return account
+
+    def killed(
+        self, how: Exit, answers: Sequence[str], rng: random.Random, span: float = 4.0
+    ) -> Account:
+        """Run a program that reports to its end; kills hit it while it trains, one for each answer.
+
+        An answer is the program's to SIGTERM, which it reads from ANSWER. A kill comes within
+        `span` seconds after a life's first step, or twice as much if it was to hit a save.
+        """
+        run, failed_starts = Account(), 0
+        shutdown_seconds = _ALONE_SECONDS if self.alone else _SHUTDOWN_SECONDS
+        seconds = {"kill": 0.0, "notice": self.NOTICE_SECONDS, "shutdown": shutdown_seconds}[how]
+        while run.final is None:
+            is_hit = run.kills < len(answers)
+            answer = self.environment["ANSWER"] = answers[run.kills % len(answers)]
+            end = End(exit=how, is_due=_Moment(self, rng, span).is_due, seconds=seconds)
+            code = self.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
+            said, name = self.said(), f"{self.log} ({answer})"
+            run.live(said, name)
+            is_trained = any("step" in one for one in said)
+            run.kills += is_hit and is_trained and run.final is None
+            # After anything else, such as an unreadable store, another machine continues.
+            is_failed = code in (EXIT_FAILED, EXIT_USER, -signal.SIGKILL)
+            if is_failed and not is_trained and not any("torn" in one for one in said):
+                run.torn.append(f"{name}: exit code {code}")
+            failed_starts = 0 if is_trained else failed_starts + is_failed
+            is_stuck = not is_hit and code == -signal.SIGKILL
+            if run.final is None and (is_stuck or failed_starts == MOST_FAILED_STARTS):
+                run.never_back.append(f"{self.log}: exit code {code}")
+                break
+        return run
+
     def _command(self, machine: Path, options: Sequence[str]) -> list[str]:
         return [
             *(sys.executable, "-m", self.trainer, "run", *self.options, *options),
@@ -137,47 +176,6 @@ def is_saving(folder: Path, quiet: QuietTime) -> bool:
         quiet.look(list_folder(folder))
     now = quiet.listing
     return before is not None and now is not None and before.difference(now) is not None
-
-
-def uninterrupted(lives: Lives) -> Account:
-    """Run a program that reports to its end; RuntimeError if it does not come there."""
-    code, account = lives.live(limit=_LIMIT_SECONDS), Account()
-    account.live(lives.said(), "uninterrupted")
-    if account.final is None:
-        raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {lives.log}")
-    return account
-
-
-def killed(
-    lives: Lives, how: Exit, answers: Sequence[str], rng: random.Random, span: float = 4.0
-) -> Account:
-    """Run a program that reports to its end; kills hit it while it trains, one for each answer.
-
-    An answer is the program's to SIGTERM, which it reads from ANSWER. A kill comes within `span`
-    seconds after a life's first step, or twice as much if it was to hit a save.
-    """
-    run, failed_starts = Account(), 0
-    shutdown_seconds = _ALONE_SECONDS if lives.alone else _SHUTDOWN_SECONDS
-    seconds = {"kill": 0.0, "notice": NOTICE_SECONDS, "shutdown": shutdown_seconds}[how]
-    while run.final is None:
-        is_hit = run.kills < len(answers)
-        answer = lives.environment["ANSWER"] = answers[run.kills % len(answers)]
-        end = End(exit=how, is_due=_Moment(lives, rng, span).is_due, seconds=seconds)
-        code = lives.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
-        said, name = lives.said(), f"{lives.log} ({answer})"
-        run.live(said, name)
-        is_trained = any("step" in one for one in said)
-        run.kills += is_hit and is_trained and run.final is None
-        # After anything else, such as an unreadable store, another machine continues.
-        is_failed = code in (EXIT_FAILED, EXIT_USER, -signal.SIGKILL)
-        if is_failed and not is_trained and not any("torn" in one for one in said):
-            run.torn.append(f"{name}: exit code {code}")
-        failed_starts = 0 if is_trained else failed_starts + is_failed
-        is_stuck = not is_hit and code == -signal.SIGKILL
-        if run.final is None and (is_stuck or failed_starts == MOST_FAILED_STARTS):
-            run.never_back.append(f"{lives.log}: exit code {code}")
-            break
-    return run
 
 
 class _Moment:
