@@ -274,7 +274,7 @@ def made_dataset(given: str | None, workload: Workload[Any], count: int, folder:
             os._exit(code)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = pipe.read()
+        message = pipe.read()
     if os.waitpid(pid, 0)[1] != 0:
-        raise UserError(said or f"workload {workload.name!r} cannot make its dataset; see above")
+        raise UserError(message or f"workload {workload.name!r} cannot make its dataset; see above")
     return folder

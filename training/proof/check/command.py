@@ -146,11 +146,11 @@ def _interrupted(
             raise UserError(f"the last attempt {_ended(result)}")
         is_killed = kill.kind == "kill"
         where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
-        said = f"{'killed' if is_killed else 'interrupted'} at {where}"
+        how = f"{'killed' if is_killed else 'interrupted'} at {where}"
         if result.code != (-signal.SIGKILL if is_killed else EXIT_INTERRUPTED):
-            raise UserError(f"{said}: the attempt {_ended(result)}")
+            raise UserError(f"{how}: the attempt {_ended(result)}")
         left.remove(kill)
-        reached[kill] = f"{said}; {_resumes_from(runs.store(name))}" if is_killed else said
+        reached[kill] = f"{how}; {_resumes_from(runs.store(name))}" if is_killed else how
 
 
 def _resumes_from(store: Store) -> str:
@@ -203,7 +203,7 @@ def _end(
         }
         print(json.dumps(record, indent=1))
     else:
-        for line in (*(f"  {said}" for said in reached), *(f"[failed] {why}" for why in found)):
+        for line in (*(f"  {how}" for how in reached), *(f"[failed] {why}" for why in found)):
             print(line)
     if not found:
         _print(

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 from training.durable.errors import EXIT_FAILED, EXIT_USER
 from training.durable.save.listing import SnapshotError, list_folder
 from training.durable.save.quiet import QuietTime
-from training.proof.check.reports import Account, Said, recorded
+from training.proof.check.reports import Account, Report, recorded
 
 Exit: TypeAlias = Literal["kill", "notice", "shutdown"]
 MOST_FAILED_STARTS = 4
@@ -68,7 +68,7 @@ class Lives:
         """The folder to which the program saves."""
         return self.folder / ("disk" if self.alone else "machine/ml") / "checkpoints"
 
-    def said(self) -> Sequence[Said]:
+    def reports(self) -> Sequence[Report]:
         """Return what the program reports in the current life."""
         return recorded(self.log, "at")
 
@@ -115,7 +115,7 @@ class Lives:
     def uninterrupted(self) -> Account:
         """Run a program that reports to its end; RuntimeError if it does not come there."""
         code, account = self.live(limit=_LIMIT_SECONDS), Account()
-        account.live(self.said(), "uninterrupted")
+        account.live(self.reports(), "uninterrupted")
         if account.final is None:
             raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {self.log}")
         return account
@@ -136,13 +136,13 @@ class Lives:
             answer = self.environment["ANSWER"] = answers[run.kills % len(answers)]
             end = End(exit=how, is_due=_Moment(self, rng, span).is_due, seconds=seconds)
             code = self.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
-            said, name = self.said(), f"{self.log} ({answer})"
-            run.live(said, name)
-            is_trained = any("step" in one for one in said)
+            reports, name = self.reports(), f"{self.log} ({answer})"
+            run.live(reports, name)
+            is_trained = any("step" in one for one in reports)
             run.kills += is_hit and is_trained and run.final is None
             # After anything else, such as an unreadable store, another machine continues.
             is_failed = code in (EXIT_FAILED, EXIT_USER, -signal.SIGKILL)
-            if is_failed and not is_trained and not any("torn" in one for one in said):
+            if is_failed and not is_trained and not any("torn" in one for one in reports):
                 run.torn.append(f"{name}: exit code {code}")
             failed_starts = 0 if is_trained else failed_starts + is_failed
             is_stuck = not is_hit and code == -signal.SIGKILL

@@ -194,8 +194,8 @@ def _sizes(options: argparse.Namespace) -> Sequence[Size]:
     try:
         sizes = [Size(*reversed([int(n) for n in size.split("x")])) for size in text.split(",")]
     except (ValueError, TypeError) as error:
-        said = f"--num-processes is {text!r}; give numbers, such as 1 or 1,2 or 4x2"
-        raise UserError(said) from error
+        message = f"--num-processes is {text!r}; give numbers, such as 1 or 1,2 or 4x2"
+        raise UserError(message) from error
     if min(min(size) for size in sizes) < 1:
         raise UserError(f"--num-processes is {text!r}; give numbers of at least 1")
     if 0 < gpus < max(size.each for size in sizes):

@@ -193,8 +193,8 @@ class _Run:
             kills += sum(1 for attempt in results if attempt.kill)
             if results[0].kill is None:
                 kinds.put_back(kind)  # it hit no live attempt
-            said = ", ".join(_summary_of(attempt) for attempt in results)
-            self._say(f"{size} rank{'s' * (size.ranks > 1)}: {said}")
+            summary = ", ".join(_summary_of(attempt) for attempt in results)
+            self._say(f"{size} rank{'s' * (size.ranks > 1)}: {summary}")
         for _ in range(_MOST_UNDISTURBED_ATTEMPTS):
             if not self._is_over:
                 self._checked(Experiment(), sizes.draw())
@@ -249,8 +249,10 @@ class _Run:
         return results
 
     def _differs(self, found: Sequence[str]) -> None:
-        said = (f"{self.name}: {why}" for why in found)
-        self._totals.differences += [why for why in said if why not in self._totals.differences]
+        lines = (f"{self.name}: {why}" for why in found)
+        self._totals.differences += [
+            why for why in differences if why not in self._totals.differences
+        ]
 
     def _say(self, line: str) -> None:
         self._torture.say(f"{self.name}: {line}")
