@@ -32,7 +32,7 @@ _COMMANDS = {
     "evaluate": ("weights", "metrics of a run's weights on a split"),
     "predict": ("weights", "what a run's weights predict for each sample"),
     "report": ("report", "a run on one page: curves, attempts, what was lost"),
-    "tensorboard": ("tensorboard", "a run's metrics as TensorBoard event files"),
+    "tensorboard": ("report", "a run's metrics as TensorBoard event files"),
     "sweep": ("sweep", "runs over a grid of overrides, a few at a time"),
     "check": ("proof", "does a workload of your own resume exactly?"),
     "sagemaker": ("sagemaker", "train as the container of a SageMaker training job"),

@@ -342,12 +342,11 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
 
 def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
     """Reserve this run's share of the machine, next to other runs; its ranks hold one together."""
-    from training.preflight.admission import MachineCapacity, Reservations, default_reservations
+    from training.preflight.admission import MachineCapacity, Reservations
 
     if os.environ.get("RANK", "0") != "0":
         return nullcontext()
-    reservations = Reservations(default_reservations())
-    return reservations.reserved(request, MachineCapacity.here(gpu_mib))
+    return Reservations().reserved(request, MachineCapacity.here(gpu_mib))
 
 
 def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:

@@ -157,8 +157,8 @@ def _refuse_full_gpu(
 class Reservations:
     """The reservations of this machine's runs, one file each, in a folder that all users share."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir(), "training-reservations")
 
     @contextmanager
     def reserved(self, request: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
@@ -322,8 +322,3 @@ def _is_gpu_full() -> bool:
     except (RuntimeError, AssertionError):  # the device has failed, or there is none
         return False
     return free < _HANDLE_BYTES
-
-
-def default_reservations() -> Path:
-    """The folder with the reservations of this machine's runs."""
-    return Path(tempfile.gettempdir()) / "training-reservations"

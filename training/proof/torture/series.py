@@ -249,10 +249,8 @@ class _Run:
         return results
 
     def _differs(self, found: Sequence[str]) -> None:
-        lines = (f"{self.name}: {why}" for why in found)
-        self._totals.differences += [
-            why for why in differences if why not in self._totals.differences
-        ]
+        known = self._totals.differences
+        known += [line for why in found if (line := f"{self.name}: {why}") not in known]
 
     def _say(self, line: str) -> None:
         self._torture.say(f"{self.name}: {line}")
