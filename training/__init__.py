@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from training.preflight.ladder import train_steps
     from training.processes import in_processes
     from training.program import commit
-    from training.randomness import derive_seed, drawing_from, shuffled
+    from training.randomness import derive_seed, drawing_from
     from training.registry import load_workload, parse_overrides
     from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
     from training.settings import changed, check_choice, check_fields
@@ -44,7 +44,7 @@ __all__ = [  # noqa: RUF022
     # what it may use
     "Captioned", "UserError", "autocast_rungs", "changed", "check_choice", "check_fields",
     "derive_seed", "drawing_from", "in_processes", "key_of", "micro_batch_rungs", "offered_rung",
-    "rung", "shuffled", "write_moving", "write_sheet", "write_table",
+    "rung", "write_moving", "write_sheet", "write_table",
     # what a program may use
     "commit",
     # the trainer, for those that run, prove and measure it

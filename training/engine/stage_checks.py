@@ -175,13 +175,13 @@ def checked_order(samples: Samples, epoch: int, seed: int, *, twice: bool) -> ND
     if not _is_permutation(order, count):
         raise UserError(
             f"split 'train': order({epoch}, {seed}) does not return each of {count} indices "
-            "exactly once; use training.shuffled(len, epoch, seed), and never change "
+            "exactly once; use Samples.order(self, epoch, seed), and never change "
             "the number of samples"
         )
     if twice and not np.array_equal(_indices(samples, epoch, seed), order):
         raise UserError(
             f"split 'train': order({epoch}, {seed}) returns another order each time; it must be a "
-            "function of epoch and seed: use training.shuffled(len, epoch, seed)"
+            "function of epoch and seed: use Samples.order(self, epoch, seed)"
         )
     return order.astype(np.int64, copy=False)
 

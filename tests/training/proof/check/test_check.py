@@ -106,7 +106,7 @@ def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str
     ("name", "says"),
     [
         ("AUGMENTED", "goes below `with drawing_from(rng):` (from training import"),
-        ("REPEATING", "does not return each of 30 indices exactly once; use training.shuffled"),
+        ("REPEATING", "does not return each of 30 indices exactly once; use Samples.order"),
         ("MISCOUNTED", "split 'train': files must take (indices)"),
         ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
     ],
