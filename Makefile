@@ -84,7 +84,7 @@ $(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	  done; mv $@.new $@; test -z "$$lacks" || { touch -t 197001020000 $@; false; }; } || \
 	  echo "no wheels for the instances (see above): if an image lacks a package, its boot will need an index" >&2
 
-demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux); HOSTS=2 for one job of two hosts
+demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## a run on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux); HOSTS=2 for one job of two hosts
 	@$(BIN)/python -m rehearsal demo $(if $(HOSTS),--hosts $(HOSTS)) $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source '$(SOURCE)') $(if $(PROGRAM),--program '$(PROGRAM)') $(if $(DATA),--data '$(DATA)') $(ARGS)
 
 drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn

@@ -1,10 +1,33 @@
 """The embedded AWS: moto's services and our CloudFormation behind one local endpoint.
 
 To the CDK CLI, boto3 and the aws CLI it looks like a real account; docs/rehearsal.md lists what it
-does not do. `event_bus` runs deployed functions. It may use only cloudformation/.
+does not do.
 """
 
-from embedded_aws import service_models as service_models
-from embedded_aws.server import EmbeddedAws, PortInUse
+from typing import TYPE_CHECKING
 
-__all__ = ["EmbeddedAws", "PortInUse"]
+from contract import door
+from embedded_aws import service_models as service_models
+
+if TYPE_CHECKING:
+    from embedded_aws.capacity import Course
+    from embedded_aws.cloudformation.schema import (
+        create_only_values,
+        custom_name,
+        is_disputed,
+        replacing_paths,
+    )
+    from embedded_aws.cloudformation.template import references
+    from embedded_aws.event_bus import EventBus
+    from embedded_aws.faults import Fault, FaultInjector
+    from embedded_aws.front import Front
+    from embedded_aws.server import EmbeddedAws
+    from embedded_aws.training_jobs import TrainingJob
+else:
+    __getattr__ = door.of(__name__)
+
+# fmt: off
+__all__ = [
+    "Course", "EmbeddedAws", "EventBus", "Fault", "FaultInjector", "Front", "TrainingJob",
+    "create_only_values", "custom_name", "is_disputed", "references", "replacing_paths",
+]

@@ -10,9 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
-
-from sizing import read_spot_counts
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
@@ -64,16 +61,6 @@ class Course:
         return self.steps[index - 1][1] if index else math.inf
 
 
-def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
-    """Read a Spot trace (skypilot-org/spot-traces), with an hour scaled to `hour_seconds`."""
-    if not hour_seconds > 0:
-        raise ValueError(f"hour_seconds is {hour_seconds}; it must be above 0")
-    gap, counts = read_spot_counts(path)
-    scale = gap / 3600 * hour_seconds
-    changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
-    return tuple((index * scale, counts[index]) for index in changes)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
     """The reason for which EC2 ends an instance, and the time on the capacity's clock."""
@@ -94,6 +81,7 @@ class Capacity:
 
     notice_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    spot_usd: Callable[[str], float] | None = None  # EmbeddedAws's
     endings: dict[str, Ending] = field(default_factory=dict)
     powered: set[str] = field(default_factory=set)
     _courses: list[tuple[float, Course]] = field(default_factory=list)
@@ -126,12 +114,9 @@ class Capacity:
         self, instance_id: str, reason: str, *, has_notice: bool, is_excess: bool = False
     ) -> None:
         """Mark an instance: it ends when its notice is over, or now without one."""
-        seconds = self.notice_seconds if has_notice else 0.0
+        ends_at = self.clock() + (self.notice_seconds if has_notice else 0.0)
         self.endings[instance_id] = Ending(
-            ends_at=self.clock() + seconds,
-            reason=reason,
-            has_notice=has_notice,
-            is_excess=is_excess,
+            ends_at=ends_at, reason=reason, has_notice=has_notice, is_excess=is_excess
         )
 
     def _course(self, pool: Pool) -> tuple[float, Course] | None:

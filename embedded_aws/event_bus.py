@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from moto.awslambda_simple.models import lambda_simple_backends
 from moto.events.models import EventPattern
@@ -29,8 +29,6 @@ from moto.sts.models import AssumedRole
 from embedded_aws.iam.sessions import FUNCTION_KEY
 from embedded_aws.server import EmbeddedAws
 
-# Lambda retries an event twice, after one and two minutes; a rehearsal does not wait.
-TRIES = 3
 SERVE = """
 import importlib, json, sys, traceback
 answers, sys.stdout = sys.stdout, sys.stderr
@@ -72,6 +70,8 @@ class EventBus:
     must not wait for it; `close` waits for pending deliveries.
     """
 
+    # Lambda retries an event twice, after one and two minutes; a rehearsal does not wait.
+    TRIES: ClassVar[int] = 3
     aws: EmbeddedAws
     code_folder: Path
     # A rehearsal's changes to the functions: variables that override the deployed ones, and
@@ -189,7 +189,7 @@ class EventBus:
         variables |= {**self._credentials(configured), **self.variables}
         started, handler = time.monotonic(), configured["Handler"]
         tries, error = 0, None
-        while tries == 0 or (error is not None and tries < TRIES):
+        while tries == 0 or (error is not None and tries < self.TRIES):
             tries += 1
             process = self._warm.get(name)
             if process is None or not process.serves(handler, variables):
@@ -198,14 +198,9 @@ class EventBus:
                 process = FunctionProcess(handler=handler, variables=variables, folder=folder)
                 self._warm[name] = process
             answer, error = process.invoke(event, configured.get("Timeout", 3))
+        seconds = time.monotonic() - started
         self.invocations.append(
-            Invocation(
-                function=name,
-                answer=answer,
-                error=error,
-                seconds=time.monotonic() - started,
-                tries=tries,
-            )
+            Invocation(function=name, answer=answer, error=error, seconds=seconds, tries=tries)
         )
 
 

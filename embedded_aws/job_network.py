@@ -37,11 +37,12 @@ class JobNetwork:
         self.hosts = tuple(f"algo-{k}" for k in range(1, count + 1))
         self.interface = "eth0"
         self.environment: dict[str, str] = {}  # AWS's endpoint, if it differs from this machine's
+        self.is_isolated = count > 1 and has_namespaces()  # each in a namespace of its own
         self._bridge = ""
         self._stack = ExitStack()
         if count == 1:
             return
-        if not has_namespaces():
+        if not self.is_isolated:
             self.hosts = tuple(f"127.0.0.{k}" for k in range(1, count + 1))
             self.interface = socket.if_nameindex()[0][1]
             return

@@ -7,8 +7,7 @@ moto no longer needs it.
 import functools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DependencyViolationError, EC2ClientError
@@ -25,11 +24,9 @@ from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
 from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
-from sizing import UnknownPriceError, catalogue
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """One replaced attribute of one of moto's classes; the replacement's docstring says why."""
 
     owner: type
@@ -51,15 +48,8 @@ def _method_of(owner: type) -> Callable[[Callable[..., Any]], None]:
         def method(*arguments: Any, **named: Any) -> Any:
             return function(original, *arguments, **named)
 
-        is_static = isinstance(original, staticmethod)
-        PATCHES.append(
-            Patch(
-                owner=owner,
-                name=function.__name__,
-                replacement=staticmethod(method) if is_static else method,
-                original=original,
-            )
-        )
+        replacement = staticmethod(method) if isinstance(original, staticmethod) else method
+        PATCHES.append(Patch(owner, function.__name__, replacement, original))
 
     return keep
 
@@ -157,9 +147,10 @@ def delete_security_group(
 def describe_spot_price_history(moto: Any, self: Any) -> Any:
     """Moto's Spot price is 0.00001 dollars, whatever the size."""
     found = moto(self)
-    for each in found.result["SpotPriceHistory"]:
-        with suppress(UnknownPriceError):  # a size that the catalogue does not have
-            each["SpotPrice"] = str(catalogue.spot_price(each["InstanceType"]).usd_per_hour)
+    if (spot_usd := CAPACITY[0].spot_usd) is not None:
+        for each in found.result["SpotPriceHistory"]:
+            with suppress(ValueError):
+                each["SpotPrice"] = str(spot_usd(each["InstanceType"]))
     return found
 
 
@@ -244,14 +235,7 @@ def _write_value(key: Any, content: bytes) -> None:
     _VALUE.fset(key, content)
 
 
-PATCHES.append(
-    Patch(
-        owner=FakeKey,
-        name="value",
-        replacement=property(_read_value, _write_value),
-        original=_VALUE,
-    )
-)
+PATCHES.append(Patch(FakeKey, "value", property(_read_value, _write_value), _VALUE))
 
 
 def install() -> None:

@@ -7,6 +7,7 @@ does not do.
 import errno
 import socket
 import threading
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import boto3
@@ -21,11 +22,11 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from embedded_aws import moto_patches, spot_fleet
 from embedded_aws.capacity import Capacity
+from embedded_aws.cloudformation import schema
 from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.engine import Engine
 from embedded_aws.cloudformation.resources import REGISTRY
 from embedded_aws.cloudformation.service import CloudFormation
-from embedded_aws.faults import FaultInjector
 from embedded_aws.front import Front
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.sessions import INSTANCE_KEY
@@ -43,12 +44,23 @@ class PortInUse(ValueError):
 
 
 class EmbeddedAws:
-    """An AWS account on a local port, empty at each start; a context manager."""
+    """An AWS account on a local port, empty at each start; a context manager.
 
-    def __init__(self, *, port: int = 0, region: str = "us-east-1") -> None:
+    `spot_usd` returns a size's Spot price in dollars per hour, or raises ValueError for a size that
+    it does not know; those have moto's price, as have all by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        region: str = "us-east-1",
+        spot_usd: Callable[[str], float] | None = None,
+    ) -> None:
         self.port = port
         self.region = region
         self.account = DEFAULT_ACCOUNT_ID
+        self._spot_usd = spot_usd
         self._clients: dict[tuple[str, str], Any] = {}
         self._stack_sessions: dict[str, AssumedRole] = {}
         self._lock = threading.Lock()
@@ -74,17 +86,20 @@ class EmbeddedAws:
         moto_patches.install()
         account = RegionalAccount(id=self.account, region=self.region, client=self.client)
         self.engine = Engine(account, REGISTRY)
-        self.capacity = spot_fleet.CAPACITY[0] = Capacity()
+        self.capacity = spot_fleet.CAPACITY[0] = Capacity(spot_usd=self._spot_usd)
         self.access = AccessControl(
             account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
         )
         spot_fleet.ACCESS[0] = self.access
-        self._front = Front(CloudFormation(self.engine), self.access)
-        self._front.jobs = self.service_jobs = ServiceJobs(
-            self.access, self.environment, self._front
+        # The WSGI application may be served at other addresses too; instances, the Guard and
+        # submitters of jobs meet its faults.
+        self.application = Front(CloudFormation(self.engine), self.access)
+        self.faults = self.application.faults
+        self.application.jobs = self.service_jobs = ServiceJobs(
+            self.access, self.environment, self.application
         )
         self._server = make_server(
-            HOST, self.port, self._front, threaded=True, request_handler=QuietHandler,
+            HOST, self.port, self.application, threaded=True, request_handler=QuietHandler,
             fd=listener.fileno(),
         )  # fmt: skip
         listener.close()  # the server has its own copy of the descriptor
@@ -118,11 +133,6 @@ class EmbeddedAws:
         _RUNNING.remove(self)
 
     @property
-    def application(self) -> Any:
-        """The WSGI application, to be served at other addresses too."""
-        return self._front
-
-    @property
     def endpoint(self) -> str:
         # With an address rather than a name, SDKs put the bucket into the path.
         return f"http://{HOST}:{self.port}"
@@ -138,6 +148,10 @@ class EmbeddedAws:
             "AWS_DEFAULT_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    def exports(self) -> str:
+        """Return the variables as lines of a shell script."""
+        return "".join(f"export {name}={value}\n" for name, value in self.environment().items())
 
     def client(self, service: str, role_arn: str = "") -> Any:
         """Return a boto3 client of the root user, or of CloudFormation in a role's session.
@@ -170,26 +184,26 @@ class EmbeddedAws:
         config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
         return session.client(service, endpoint_url=self.endpoint, config=config)
 
-    @property
-    def faults(self) -> FaultInjector:
-        """The injector of faults that instances, the Guard and submitters of jobs meet."""
-        return self._front.faults
+    def update_in_place(self, types: Collection[str]) -> None:
+        """Update resources of these types where AWS's documents disagree, and replace others."""
+        schema.IN_PLACE.clear()
+        schema.IN_PLACE.update(types)
 
     def maintain_fleets(self) -> None:
         """Do what EC2 does by itself as time passes: take back, end and replace instances."""
-        with self._front.alone_in("ec2"):
+        with self.application.alone_in("ec2"):
             spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
 
     def running_instances(self, stack: str) -> set[str]:
         """Return the ids of a stack's running instances, more cheaply than by a request."""
-        with self._front.alone_in("ec2"):
+        with self.application.alone_in("ec2"):
             ec2 = ec2_backends[self.account][self.region]
             ids = {instance.id for instance in ec2.all_running_instances()}
             return {each for each in ids if ec2.tags[each].get("Stack") == stack}
 
     def power_off(self, instance_id: str) -> None:
         """Register that an instance's machine is off; if it was shutting down, it is terminated."""
-        with self._front.alone_in("ec2"):
+        with self.application.alone_in("ec2"):
             self.capacity.powered.discard(instance_id)
             instance = ec2_backends[self.account][self.region].get_instance(instance_id)
             if instance.state == "shutting-down":

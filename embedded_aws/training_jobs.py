@@ -22,9 +22,9 @@ from typing import Any
 
 import boto3
 from botocore.exceptions import ClientError
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from embedded_aws.job_network import JobNetwork
-from sizing import catalogue
 
 REPOSITORY = Path(__file__).parents[1]
 # The time from SageMaker's SIGTERM to its SIGKILL.
@@ -212,7 +212,8 @@ class TrainingJob:
 
     def _start_container(self, host: str, network: JobNetwork, folder: Path) -> JobContainer:
         root = folder / host
-        size = catalogue.instances().get(self.request["ResourceConfig"]["InstanceType"][3:])
+        size = INSTANCE_TYPES.get(self.request["ResourceConfig"]["InstanceType"][3:], {})
+        gpus = size.get("GpuInfo", {}).get("Gpus", [])
         with (folder / f"{host}.log").open("ab") as log:
             process = subprocess.Popen(
                 [
@@ -226,7 +227,7 @@ class TrainingJob:
                     "TRAINING_JOB_NAME": self.name,
                     "TRAINING_JOB_ARN": self.arn,
                     # Without GPUs here, start as many CPU ranks as the size has GPUs.
-                    "TRAINING_CPU_RANKS": str(max(1, size.num_gpus) if size else 1),
+                    "TRAINING_CPU_RANKS": str(max(1, sum(each["Count"] for each in gpus))),
                     **self.environment,
                     **network.environment,
                 },

@@ -1,4 +1,4 @@
-"""Rehearse on a laptop: the main job, what can go wrong, every alarm, or the AWS alone."""
+"""Rehearse on a laptop: the demo, the drills, every alarm, or the embedded AWS alone."""
 
 import argparse
 import json
@@ -18,12 +18,12 @@ from rich.table import Table
 
 from contract.description import describe
 from contract.errors import EXIT_STOPPED
+from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
-from embedded_aws import EmbeddedAws, PortInUse
+from embedded_aws import EmbeddedAws
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
-from rehearsal.arguments import parse_arguments
-from rehearsal.demo.action import check_stages, parse_interruption
+from rehearsal.demo.actions import SYNTAX, Action, check_stages, parse_interruption
 from rehearsal.demo.children import ChildFailed, Children, run_cdk
 from rehearsal.demo.demo import Demo, usual_seconds
 from rehearsal.demo.demo_log import DemoLog
@@ -33,26 +33,26 @@ from rehearsal.demo.deployment import (
     DeployedStacks,
     child_environment,
     embedded_stacks,
+    spot_usd,
 )
 from rehearsal.demo.fleet import RehearsalFailed
 from rehearsal.demo.grants import grants_page
 from rehearsal.demo.hosts_demo import HostsDemo
-from rehearsal.demo.program import PROGRAM_STAGES, RehearsedProgram, find_data
 from rehearsal.demo.receipt import find_faults
 from rehearsal.demo.report import receipt_rows, show_receipt, verdict, write_report
-from rehearsal.demo.workload import (
+from rehearsal.demo.trained import (
     DEFAULTS,
     PROGRAM_INTERRUPTIONS,
+    PROGRAM_STAGES,
+    RehearsedProgram,
     RehearsedWorkload,
+    by_workload,
+    find_data,
     own_defaults,
 )
+from rehearsal.drills.drill import NSPAWN, PROCESS, choose
 from rehearsal.drills.many import ManyRuns, many_table
-from rehearsal.drills.scenario import NSPAWN, choose
-from rehearsal.drills.series import (
-    DrillSeries,
-    outcome_table,
-    scenario_table,
-)
+from rehearsal.drills.series import DrillSeries, drill_table, outcome_table
 from rehearsal.machines.commands import CommandFailed
 from sizing import catalogue
 
@@ -101,14 +101,7 @@ def main() -> int:
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
             return EXIT_STOPPED
-        except (
-            RehearsalFailed,
-            ChildFailed,
-            CommandFailed,
-            PortInUse,
-            OSError,
-            ValueError,
-        ) as error:
+        except (RehearsalFailed, ChildFailed, CommandFailed, OSError, ValueError) as error:
             print(f"rehearsal: {error}", file=sys.stderr)
             return 1
 
@@ -222,20 +215,18 @@ def _embedded(
 
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Rehearse the chosen scenarios; return 1 if one did not end as written."""
-    scenarios = choose(arguments.names, "" if arguments.list else arguments.machine)
+    """Rehearse the chosen drills; return 1 if one did not end as written."""
+    drills = choose(arguments.names, "" if arguments.list else arguments.machine)
     if arguments.list:
-        records = [
-            {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
-        ]
-        _show(arguments, records, scenario_table(scenarios))
+        records = [{"name": each.name, "about": each.about, "needs": each.needs} for each in drills]
+        _show(arguments, records, drill_table(drills))
         return 0
     left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
     if left_out and not arguments.names:
         say(f"skipped, as {arguments.machine} machines cannot show them: {', '.join(left_out)}")
     outcomes, records = [], []
     with _embedded(arguments, say) as stacks:
-        for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
+        for outcome in DrillSeries(drills=drills, stacks=stacks, say=say).run():
             outcomes.append(outcome)
             # Write after each drill, so that Ctrl-C keeps the earlier ones.
             records = [asdict(each) for each in outcomes]
@@ -270,7 +261,7 @@ def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
     with (
-        EmbeddedAws(port=arguments.port) as aws,
+        EmbeddedAws(port=arguments.port, spot_usd=spot_usd) as aws,
         Children(
             say=lambda _: None, environment=child_environment(aws), folder=REPOSITORY
         ) as children,
@@ -278,7 +269,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         say("bootstrapping the embedded AWS ...")
         folder = REPOSITORY / "out"
         DeployedStacks(folder=folder, aws=aws, children=children).bootstrap()
-        variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
+        variables = aws.exports()
         path = folder / "aws-local.env"
         folder.mkdir(exist_ok=True)
         path.write_text(variables)
@@ -329,3 +320,105 @@ def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> i
     for each in unexplained:
         print(f"rehearsal: no call used {each}, and no reason is given for it", file=sys.stderr)
     return 1 if unexplained else 0
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_demo(commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove"))
+    drill = commands.add_parser("drill", help="rehearse what can go wrong, each to its end")
+    drill.add_argument(
+        "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
+    )
+    _add_machine(drill)
+    drill.add_argument("--list", action="store_true", help="show the drills and run none")
+    drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
+    drill.add_argument("--json", action="store_true", help="print the table as JSON")
+    many = commands.add_parser("many", help="many runs side by side, a third of them interrupted")
+    many.add_argument("--runs", type=int, default=20, help="stacks, default: %(default)s")
+    many.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="machines, default: one per core"
+    )
+    many.add_argument("--out", type=Path, default=Path("out/many"), help="default: %(default)s")
+    many.add_argument("--json", action="store_true", help="print the table as JSON")
+    many.set_defaults(machine=PROCESS)
+    aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
+    aws.add_argument(
+        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
+    )
+    grants = commands.add_parser(
+        "grants", help="print every IAM statement with the rehearsals that used it, in Markdown"
+    )
+    grants.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="rehearsals' --out")
+    alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
+    alarms.add_argument(
+        "--template", type=Path, help="the stack's template; by default cdk synth writes one"
+    )
+    alarms.add_argument("--json", action="store_true", help="print the table as JSON")
+    return parser.parse_args(arguments)
+
+
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--machine",
+        choices=(PROCESS, NSPAWN),
+        default=PROCESS,
+        help="machines: processes, or containers with systemd and cloud-init (Linux, root); "
+        "default: %(default)s",
+    )
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
+    _add_machine(demo)
+    demo.add_argument(
+        "--hosts",
+        type=int,
+        choices=RANKS,
+        default=1,
+        help="run one SageMaker training job on this many instances instead of the fleet",
+    )
+    demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
+    demo.add_argument(
+        "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
+    )
+    demo.add_argument(
+        "--workload",
+        default="trajectory",
+        help="a known name, or your own as package.module:NAME; default: %(default)s",
+    )
+    demo.add_argument(
+        "--source", type=Path, metavar="FOLDER", help="folder with your own workload's module"
+    )
+    demo.add_argument("--data", type=Path, metavar="FOLDER", help="data for your own workload")
+    demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
+    demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
+    demo.add_argument(
+        "--count",
+        type=argument_type(parse_positive_count),
+        help=f"samples to make; {by_workload('count')}",
+    )
+    demo.add_argument("--checkpoint-interval", help=by_workload("checkpoint_interval"))
+    demo.add_argument(
+        "--notice-seconds",
+        type=argument_type(parse_positive),
+        help="from the notice to SIGKILL (EC2: 120); default: 15, and more on a busy machine",
+    )
+    demo.add_argument(
+        "--interrupt",
+        type=_interruption_argument,
+        action="append",
+        metavar="WHEN",
+        help=f"{SYNTAX}; repeat in order; {by_workload('interruptions')}, "
+        f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program, in the last stage of your own workload",
+    )
+    demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
+    demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
+
+
+def _interruption_argument(text: str) -> Action:
+    try:
+        return parse_interruption(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from embedded_aws.cloudformation import schema
-from embedded_aws.cloudformation.template import references
+from embedded_aws import create_only_values, is_disputed, references, replacing_paths
 from review.assembly import Side, StackSide
 from review.spelling import leaves, path_of
 
@@ -81,8 +80,8 @@ def _stack_changes(stack: str, base: StackSide, head: StackSide) -> list[Change]
                 continue
             action: Action = "changed"
             if logical_id in replaced:
-                is_disputed = replaced[logical_id].endswith(_DISPUTED)
-                action = "may be replaced" if is_disputed else "replaced"
+                disputed = replaced[logical_id].endswith(_DISPUTED)
+                action = "may be replaced" if disputed else "replaced"
         else:
             action = "added" if old is None else "removed"
         shown = new if new is not None else old
@@ -115,7 +114,7 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
         if old[name]["Type"] != new[name]["Type"]:
             why[name] = f"its type was {old[name]['Type']}"
             continue
-        paths = schema.replacing_paths(
+        paths = replacing_paths(
             new[name]["Type"],
             old[name].get("Properties") or {},
             new[name].get("Properties") or {},
@@ -123,8 +122,8 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
         if paths:
             named, type_ = ", ".join(".".join(path) for path in paths), new[name]["Type"]
             verb = " change" if paths[1:] else " changes"
-            is_disputed = set(paths) <= set(schema.DISPUTED.get(type_, ()))
-            why[name] = named + (f"{verb}{_DISPUTED}" if is_disputed else " cannot be updated")
+            disputed = is_disputed(type_, paths)
+            why[name] = named + (f"{verb}{_DISPUTED}" if disputed else " cannot be updated")
     # A changed launch template gets a new version, which its fleet names.
     versions = {
         name: ""
@@ -152,7 +151,7 @@ def _names_replaced(
     properties = resource.get("Properties") or {}
     return [
         (".".join(path), name)
-        for path in schema.create_only(resource["Type"])
-        for name, _ in references(schema.at(properties, path))
+        for path, value in create_only_values(resource["Type"], properties)
+        for name, _ in references(value)
         if name in replaced
     ]

@@ -6,8 +6,7 @@ Also changes that leave data outside any stack, and valid templates that would f
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from embedded_aws.cloudformation import schema
-from embedded_aws.cloudformation.template import references
+from embedded_aws import custom_name, references
 from review.assembly import Side
 from review.changes import Change, Objection
 from review.spelling import path_of, spell
@@ -167,8 +166,8 @@ def _refusals_of(change: Change) -> Iterator[Objection]:
             what=f"a resource cannot become another type ({change.old['Type']} → {change.type})",
             instead="use another id",
         )
-    name = schema.custom_name(change.type, change.new_properties)
-    if name and name == schema.custom_name(change.type, change.old_properties):
+    name = custom_name(change.type, change.new_properties)
+    if name and name == custom_name(change.type, change.old_properties):
         yield change.objection(
             what=f"it is replaced, and the template names it {name}: the new one is created before "
             "the old one is deleted, and the name is taken",
@@ -181,11 +180,10 @@ def _names_taken(changes: Sequence[Change]) -> Iterator[Objection]:
     had = {
         (change.type, name): change
         for change in changes
-        if change.action == "removed"
-        and (name := schema.custom_name(change.type, change.old_properties))
+        if change.action == "removed" and (name := custom_name(change.type, change.old_properties))
     }
     for change in changes:
-        name = schema.custom_name(change.type, change.new_properties)
+        name = custom_name(change.type, change.new_properties)
         if change.action == "added" and name and (change.type, name) in had:
             old = had[change.type, name]
             yield change.objection(

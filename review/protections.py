@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from embedded_aws.cloudformation.template import references
+from embedded_aws import references
 from review.assembly import Side
 from review.changes import Change, Objection
 from review.security import permissions, sentences

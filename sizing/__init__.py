@@ -14,7 +14,6 @@ from contract import door
 if TYPE_CHECKING:
     from sizing.catalogue import PRICE_REGION, InstanceType, hourly_price
     from sizing.catalogue.gpus import Gpu, gpus
-    from sizing.catalogue.prices import UnknownPriceError
     from sizing.catalogue.refresh import LEAST_FOR_SCORES, PriceBook
     from sizing.cli.tables import markdown_table, show_table, table_cell, table_heading
     from sizing.fallback.decision import decide_market
@@ -53,7 +52,7 @@ __all__ = [
     "FOOTPRINTS_FILE", "FOOTPRINTS_FORMAT", "IMAGE_GIB", "LEAST_FOR_SCORES", "PRICE_REGION",
     "Constants", "Decision", "Findings", "Footprint", "Gpu", "InstanceType", "Market",
     "NotMeasuredError", "Place", "Plan", "PriceBook", "Request", "Situation", "SpotHistory",
-    "UnknownPriceError", "catalogue", "check_plan", "counted_stages", "deadline_fallback",
+    "catalogue", "check_plan", "counted_stages", "deadline_fallback",
     "deadline_sentence", "decide_market", "gpu_memory", "gpus", "hourly_price",
     "initialization_usd", "make_plan", "markdown_table", "observe_market", "plan_json",
     "plan_line", "read_manifest", "read_spot_counts", "service_prices", "show_table",

@@ -11,7 +11,15 @@ from contract.door import homes
 
 REPOSITORY = Path(__file__).parent.parent
 # Each room with the most names that its door may have.
-DOORS = {"sizing": 60, "stacks": 17, "training": 52, "training.proof": 6, "training.workloads": 0}
+DOORS = {
+    "embedded_aws": 12,
+    "rehearsal": 0,
+    "sizing": 60,
+    "stacks": 17,
+    "training": 52,
+    "training.proof": 6,
+    "training.workloads": 0,
+}
 INNER = ("training.durable", "training.proof", "training.workloads")
 
 

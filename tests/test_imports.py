@@ -15,6 +15,7 @@ PLANTED = {
     "sizing knows neither torch": ("sizing/figures.py", "import torch"),
     "training stands alone": ("training/durable/errors.py", "import sizing.figures"),
     "rehearsal boots the user data": ("rehearsal/demo/fleet.py", "import training.durable.errors"),
+    "the embedded AWS serves any CDK app": ("embedded_aws/capacity.py", "import sizing.figures"),
     "review reads templates": ("review/costs.py", "import rehearsal.demo.fleet"),
     "only training/durable/store/s3.py imports boto3": (
         "training/durable/record/head.py",

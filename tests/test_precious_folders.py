@@ -137,6 +137,9 @@ def test_the_embedded_aws_and_the_alarms_write_nothing_beside_their_own_file(
         def environment(self) -> dict[str, str]:
             return {"AWS_REGION": "us-east-1"}
 
+        def exports(self) -> str:
+            return "export AWS_REGION=us-east-1\n"
+
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

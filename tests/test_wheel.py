@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from embedded_aws import EmbeddedAws
-from tests.rehearsal.cli import NEVER
+from tests.embedded_aws.cdk_cli import NEVER
 
 REPOSITORY = Path(__file__).parent.parent
 APP = REPOSITORY / "examples" / "cdk_app"

@@ -15,7 +15,7 @@ from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
-from embedded_aws.front import Front
+from embedded_aws import Front
 
 Start = Callable[..., Any]
 

@@ -29,10 +29,7 @@ class Parameter:
     no_echo: bool = False
 
     def described(self, name: str) -> dict[str, str]:
-        shown = {
-            "ParameterKey": name,
-            "ParameterValue": "****" if self.no_echo else self.given,
-        }
+        shown = {"ParameterKey": name, "ParameterValue": "****" if self.no_echo else self.given}
         if self.resolved is not None:
             shown["ResolvedValue"] = self.resolved
         return shown

@@ -138,6 +138,18 @@ def create_only(resource_type: str) -> list[tuple[str, ...]]:
     ]
 
 
+def is_disputed(resource_type: str, paths: Sequence[tuple[str, ...]]) -> bool:
+    """Whether AWS's documents disagree on all of these changes, if they replace the resource."""
+    return set(paths) <= set(DISPUTED.get(resource_type, ()))
+
+
+def create_only_values(
+    resource_type: str, properties: Mapping[str, Any]
+) -> list[tuple[tuple[str, ...], Any]]:
+    """List the paths of properties that can only be set at creation, each with its value."""
+    return [(path, at(properties, path)) for path in create_only(resource_type)]
+
+
 def at(value: Any, path: tuple[str, ...]) -> Any:
     """Return the value at a path of property names; a * maps over the items of a list."""
     for index, step in enumerate(path):

@@ -1,7 +1,6 @@
-"""The drill of `make demo`: deploy, train, interrupt, resume, finish; prove that nothing is lost.
+"""The demo: deploy, train, interrupt, resume, finish; prove that nothing is lost.
 
-`demo` runs the phases, `fleet` boots machines and takes them away, `action` defines what happens
-when, `interruptions` steps the plan; `receipt` and `report` show the outcome, which `run_files`
-reads from outside the machines. It may use machines/, aws/, sizing/ and contract/; only
-`python -m rehearsal` and scenarios/ use it.
+`demo` runs the phases, `fleet` boots machines and takes them away, `actions` defines what happens
+to a run and when; `trained` is what trains; `receipt` and `report` show the outcome, which
+`run_files` reads from outside the machines. Drills run on the same parts.
 """

@@ -67,12 +67,7 @@ class Children:
         for child in self._started:
             child.kill()
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        **variables: str,
-    ) -> Child:
+    def start(self, name: str, command: Sequence[str], **variables: str) -> Child:
         """Start a program; its lines go to `say`, and the last ones are kept."""
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
+"""The demo, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
 
 import argparse
 import time
@@ -8,23 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import HEAD
-from embedded_aws.event_bus import EventBus
-from rehearsal.demo.action import Action
+from embedded_aws import EventBus
+from rehearsal.demo.actions import Action, RehearsedRun
 from rehearsal.demo.children import Child
 from rehearsal.demo.demo_log import DemoLog
 from rehearsal.demo.deployment import DATASET, NOTICE_SECONDS, DeployedStacks
-from rehearsal.demo.fleet import (
-    POLL_SECONDS,
-    BootableMachine,
-    Fleet,
-    RehearsalFailed,
-)
+from rehearsal.demo.fleet import POLL_SECONDS, BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.grants import keep
-from rehearsal.demo.interruptions import Drill
-from rehearsal.demo.program import RehearsedProgram
 from rehearsal.demo.receipt import Curves, Rehearsed, loss_curves, make_receipt
 from rehearsal.demo.run_files import Files, FolderFiles, read_json
-from rehearsal.demo.workload import RehearsedWorkload, stack_context
+from rehearsal.demo.trained import RehearsedProgram, RehearsedWorkload, stack_context
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 
@@ -66,25 +59,25 @@ class Demo:
         """Run all phases; return receipt and losses, or raise RehearsalFailed or ChildFailed."""
         rehearsed = self._run()
         receipt = make_receipt(rehearsed)
-        return receipt, loss_curves(rehearsed.run, rehearsed.reference, receipt)
+        return receipt, loss_curves(rehearsed.run.files, rehearsed.reference, receipt)
 
     def _run(self) -> Rehearsed:
         stacks, folder = self.stacks, self.stacks.folder / "uninterrupted"
         reference = self._deploy(folder)
         resources = stacks.check_resources()
         bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
-        fleet, run = stacks.fleet(bus, self._machine, self.log), stacks.run_files()
+        fleet = stacks.fleet(bus, self._machine, self.log)
         fleet.step()
         if not fleet.running():
             raise RehearsalFailed(f"fleet {fleet.id} started no instance")
-        drill = Drill(fleet=fleet, run=run, plan=self.plan)
+        run = RehearsedRun(fleet=fleet, files=stacks.run_files(), plan=self.plan)
 
         def is_over() -> bool:
-            drill.step()
+            run.step()
             self._skip_idle_notices(fleet)
             if reference.process.poll() not in (None, 0):
                 reference.expect()
-            return self._is_over(fleet, run)
+            return self._is_over(fleet, run.files)
 
         try:
             fleet.follow(
@@ -105,7 +98,6 @@ class Demo:
             permissions=keep(stacks.aws.access.evidence.report(), stacks.folder),
             run=run,
             reference=FolderFiles(folder=folder),
-            drill=drill,
             resources=resources,
             processes_left=stacks.processes_left(stacks.folder),
             notice_seconds=self.notice_seconds,

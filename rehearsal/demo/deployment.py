@@ -17,18 +17,17 @@ import psutil
 
 from contract.cleared_folder import cleared_folder
 from contract.stack_names import stack_name, training_stack
-from embedded_aws import EmbeddedAws
-from embedded_aws.event_bus import EventBus
+from embedded_aws import EmbeddedAws, EventBus
 from rehearsal.demo.children import Child, Children, run_cdk, start_cdk
 from rehearsal.demo.fleet import BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.run_files import BucketFiles, bucket_files
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.control_groups import all_processes
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
+from rehearsal.machines.process import ProcessMachine
 from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
 
@@ -160,12 +159,7 @@ class DeployedStacks:
         outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
         return str(outputs[name])
 
-    def start_python(
-        self,
-        name: str,
-        *arguments: str,
-        **variables: str,
-    ) -> Child:
+    def start_python(self, name: str, *arguments: str, **variables: str) -> Child:
         """Start a Python program of this repository; do not wait."""
         command = [sys.executable, *arguments]
         own = {"PYTHONUNBUFFERED": "1", **variables}
@@ -215,7 +209,7 @@ def embedded_stacks(
         enter_namespaces()
     with ExitStack() as stack:
         stack.enter_context(cleared_folder(folder))
-        aws = stack.enter_context(EmbeddedAws())
+        aws = stack.enter_context(EmbeddedAws(spot_usd=spot_usd))
         environment = child_environment(aws)
         children = stack.enter_context(
             Children(say=told or keep, environment=environment, folder=REPOSITORY)
@@ -226,6 +220,11 @@ def embedded_stacks(
             network.serve_aws(aws.application, aws.region)
             nspawn = partial(NspawnMachine, image=image, network=network)
         yield DeployedStacks(folder=folder, aws=aws, children=children, nspawn=nspawn)
+
+
+def spot_usd(size: str) -> float:
+    """Return a size's Spot price by the catalogue, in dollars per hour."""
+    return catalogue.spot_price(size).usd_per_hour
 
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:

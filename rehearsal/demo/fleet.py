@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from embedded_aws import EmbeddedAws
-from embedded_aws.capacity import ON_DEMAND
-from embedded_aws.event_bus import EventBus
-from rehearsal.machines import ProcessMachine
+from embedded_aws import EmbeddedAws, EventBus
 from rehearsal.machines.machine import new_lines
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
+from rehearsal.machines.process import ProcessMachine
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # How long EC2 waits for an operating system to shut down is undocumented; it is some minutes.
@@ -199,9 +197,7 @@ class Fleet:
         """Send a rebalance recommendation: EC2 may take the instance back some day, or never."""
         life.machine.rebalance()
         self.bus.publish(
-            "aws.ec2",
-            "EC2 Instance Rebalance Recommendation",
-            {"instance-id": life.instance.id},
+            "aws.ec2", "EC2 Instance Rebalance Recommendation", {"instance-id": life.instance.id}
         )
 
     def close(self) -> None:
@@ -240,7 +236,8 @@ class Fleet:
             zone=found["Placement"]["AvailabilityZone"],
             user_data=base64.b64decode(user_data),
             tags={tag["Key"]: tag["Value"] for tag in found["Tags"]},
-            market=found.get("InstanceLifecycle", ON_DEMAND),
+            # On-demand instances have no lifecycle.
+            market=found.get("InstanceLifecycle", "on-demand"),
         )
         life = MachineLife(
             instance=instance,

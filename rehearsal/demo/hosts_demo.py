@@ -11,14 +11,12 @@ from typing import Any
 from contract.keys import HEAD, METRICS, RECEIPT
 from contract.lineage import Line
 from contract.metrics import LineReader
-from embedded_aws.job_network import has_namespaces
-from embedded_aws.training_jobs import TrainingJob
-from rehearsal.demo.action import Action, Seen
+from embedded_aws import TrainingJob
+from rehearsal.demo.actions import Action, Seen, is_safe
 from rehearsal.demo.demo import Demo
 from rehearsal.demo.deployment import DATASET, SWEEPS
 from rehearsal.demo.fleet import RehearsalFailed
 from rehearsal.demo.grants import keep, usage
-from rehearsal.demo.interruptions import is_safe
 from rehearsal.demo.receipt import Curves, loss_curves, results, where
 from rehearsal.demo.run_files import (
     BucketFiles,
@@ -154,8 +152,9 @@ class HostsDemo(Demo):
         num_lines = sum(line["kind"] == "step" for line in read_metrics(run))
         lost = num_lines - len(read_steps(run))
         starts, network = sum(job.num_starts for job in jobs), jobs[-1].network
-        place = "in network namespaces" if has_namespaces() else "on one loopback, as processes"
         assert network is not None
+        is_isolated = network.is_isolated
+        place = "in network namespaces" if is_isolated else "on one loopback, as processes"
         return {
             "resources": sum(resources.values()),
             "workload": ours["workload"],

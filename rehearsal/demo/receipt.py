@@ -11,18 +11,11 @@ from typing import Any, TypeAlias
 from contract.keys import GUARD, HEAD, RECEIPT
 from contract.lineage import Line
 from contract.samples import lineage_problems
-from embedded_aws.event_bus import TRIES
+from embedded_aws import EventBus
+from rehearsal.demo.actions import RehearsedRun, SeenInterruption, steps_lost
 from rehearsal.demo.fleet import MachineLife, user_data_faults
 from rehearsal.demo.grants import usage
-from rehearsal.demo.interruptions import Drill, SeenInterruption, steps_lost
-from rehearsal.demo.run_files import (
-    Files,
-    losses,
-    read_events,
-    read_json,
-    read_metrics,
-    read_steps,
-)
+from rehearsal.demo.run_files import Files, losses, read_events, read_json, read_metrics, read_steps
 from sizing import catalogue
 
 # By stage: the steps of the interrupted run, and of the uninterrupted one.
@@ -33,9 +26,8 @@ Curves: TypeAlias = dict[str, tuple[list[Line], list[Line]]]
 class Rehearsed:
     """The facts from which a receipt is made."""
 
-    run: Files
+    run: RehearsedRun
     reference: Files
-    drill: Drill
     resources: Mapping[str, int]
     permissions: Mapping[str, Any]
     processes_left: int
@@ -45,27 +37,27 @@ class Rehearsed:
     @property
     def lives(self) -> Sequence[MachineLife]:
         """The machines, in the order in which they booted."""
-        return list(self.drill.fleet.lives.values())
+        return list(self.run.fleet.lives.values())
 
 
 def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
     """Compile the receipt from both runs' files and observations from outside the machines."""
-    ours, theirs = _own_receipt(rehearsed.run), _own_receipt(rehearsed.reference)
-    interruptions = rehearsed.drill.interruptions
-    invocations = rehearsed.drill.fleet.bus.invocations
-    head = read_json(rehearsed.run, HEAD) or {}
+    ours, theirs = _own_receipt(rehearsed.run.files), _own_receipt(rehearsed.reference)
+    interruptions = rehearsed.run.interruptions
+    invocations = rehearsed.run.fleet.bus.invocations
+    head = read_json(rehearsed.run.files, HEAD) or {}
     facts = _program_facts if "program" in ours else _workload_facts
     return {
         "resources": sum(rehearsed.resources.values()),
         "resources_by_type": dict(sorted(rehearsed.resources.items())),
-        "dataset": _dataset(rehearsed.run),
+        "dataset": _dataset(rehearsed.run.files),
         "workload": ours["workload"],
         "recipe": ours["recipe"],
         "attempts": head["generation"],
         "interruptions": len(interruptions),
         "notice_seconds": rehearsed.notice_seconds,
         **facts(rehearsed, ours, theirs),
-        "fleet_target_capacity": rehearsed.drill.fleet.target_capacity(),
+        "fleet_target_capacity": rehearsed.run.fleet.target_capacity(),
         "instances_running": sum(life.ended is None for life in rehearsed.lives),
         "processes_left": rehearsed.processes_left,
         "user_data_faults": user_data_faults(rehearsed.lives),
@@ -75,7 +67,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "guard_errors": [each.error for each in invocations if each.error],
         "guard_retries": sum(each.tries - 1 for each in invocations),
         **_cost(rehearsed.lives),
-        "spent": spending(rehearsed.run),
+        "spent": spending(rehearsed.run.files),
         "machines": _machines(rehearsed),
         "seconds": round(rehearsed.seconds, 1),
     }
@@ -135,7 +127,9 @@ def _fleet_checks(receipt: Mapping[str, Any]) -> dict[str, bool]:
         ),
         "the Guard never ran": receipt["guard_invocations"] == 0,
         f"the Guard failed on {len(receipt['guard_errors'])} events, each of them tried "
-        f"{TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(receipt["guard_errors"]),
+        f"{EventBus.TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(
+            receipt["guard_errors"]
+        ),
     }
 
 
@@ -160,12 +154,13 @@ def baselines_of(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def _workload_facts(
     rehearsed: Rehearsed, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    run, events = rehearsed.run, read_events(rehearsed.run)
-    resumes = [line for line in read_metrics(run) if line["kind"] == "resume"]
+    files = rehearsed.run.files
+    events = read_events(files)
+    resumes = [line for line in read_metrics(files) if line["kind"] == "resume"]
     # By machine: the steps that it did and committed after the first commit in its notice.
     gained = {e["instance_id"]: int(e["gained_steps"]) for e in events if "gained_steps" in e}
     interruptions = []
-    for each in rehearsed.drill.interruptions:
+    for each in rehearsed.run.interruptions:
         interruptions.append(
             {
                 "what": f"{_kind(each)} {where(each.planned.stage, each.reached)}",
@@ -175,7 +170,7 @@ def _workload_facts(
             }
         )
     lost = sum(item["steps_lost"] for item in interruptions)
-    return results(run, rehearsed.reference, ours, theirs, interruptions, lost)
+    return results(files, rehearsed.reference, ours, theirs, interruptions, lost)
 
 
 def where(stage: str | None, reached: Line) -> str:
@@ -231,7 +226,7 @@ def _program_facts(
 ) -> dict[str, Any]:
     costs = {cost["generation"]: cost for cost in ours["interruptions"]}
     interruptions = []
-    for each in rehearsed.drill.interruptions:
+    for each in rehearsed.run.interruptions:
         cost = costs.get(int(each.reached.get("generation", 0)), {})
         redone, what = cost.get("steps_redone"), _kind(each)
         # If the program names no steps, this is a snapshot's number.
@@ -250,7 +245,7 @@ def _program_facts(
         "interruption_list": interruptions,
         "last_metrics": ours["stages"]["program"],
         "uninterrupted_last_metrics": theirs["stages"]["program"],
-        "losses": _losses(rehearsed.run),
+        "losses": _losses(rehearsed.run.files),
         "uninterrupted_losses": _losses(rehearsed.reference),
         "final_files": ours["final_files"],
         "uninterrupted_final_files": theirs["final_files"],
@@ -348,7 +343,7 @@ def spending(run: Files) -> dict[str, Any]:
 
 def _machines(rehearsed: Rehearsed) -> list[dict[str, Any]]:
     boots: dict[str, dict[str, float]] = {}
-    for event in read_events(rehearsed.run):
+    for event in read_events(rehearsed.run.files):
         if event["name"].startswith("boot") and "seconds" in event:
             name = event["name"].removeprefix("boot-")
             boots.setdefault(event["instance_id"], {})[name] = event["seconds"]

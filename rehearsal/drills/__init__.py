@@ -1,6 +1,6 @@
 """Drills as data: what fails, when, and how the run must end; one TOML file each, in this folder.
 
-`scenario` has the format, `trial` rehearses one drill, `verdict` compares its end with what it
-promises, `series` deploys once and rehearses drills one after the other, `many` rehearses runs of
-several stacks side by side. It uses drill/, machines/, aws/ and contract/.
+`drill` has the format, `drill_run` rehearses one and compares its end with what it promises,
+`series` deploys once and rehearses drills one after the other, `many` rehearses runs of several
+stacks side by side.
 """

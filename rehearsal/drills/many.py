@@ -12,24 +12,16 @@ from pathlib import Path
 from rich.table import Table
 
 from contract.stack_names import stack_name, training_stack
-from embedded_aws.capacity import Course
-from embedded_aws.event_bus import EventBus
-from rehearsal.demo.action import parse_interruption
+from embedded_aws import Course, EventBus
+from rehearsal.demo.actions import RehearsedRun, parse_interruption
 from rehearsal.demo.children import Child
 from rehearsal.demo.deployment import PREFIX, DeployedStacks, handler_poll
-from rehearsal.demo.fleet import (
-    BootableMachine,
-    Fleet,
-    RehearsalFailed,
-    instances_of,
-)
-from rehearsal.demo.interruptions import Drill
+from rehearsal.demo.fleet import BootableMachine, RehearsalFailed, instances_of
 from rehearsal.demo.receipt import spending
 from rehearsal.demo.run_files import Files, FolderFiles
-from rehearsal.demo.workload import RehearsedWorkload, prepare, stack_context
-from rehearsal.drills.scenario import EQUAL, Expectation
-from rehearsal.drills.trial import WAITS
-from rehearsal.drills.verdict import judge, seconds_taken
+from rehearsal.demo.trained import RehearsedWorkload, prepare, stack_context
+from rehearsal.drills.drill import EQUAL, Expectation
+from rehearsal.drills.drill_run import WAITS, judge, seconds_taken
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 
@@ -68,35 +60,30 @@ class SideOutcome:
 
 
 @dataclass(kw_only=True, slots=True)
-class SideRun:
+class SideRun(RehearsedRun):
     """One of the runs, from its deploy on."""
 
-    stacks: DeployedStacks
-    drill: Drill
+    stack: str
     is_over: bool = False
 
-    @property
-    def fleet(self) -> Fleet:
-        return self.drill.fleet
-
-    def step(self) -> None:
+    def follow(self) -> None:
         """Do what is due; it is over once no machine runs and none will start."""
         self.fleet.step()
-        self.drill.step()
+        self.step()
         self.is_over = self.fleet.is_over()
 
     def outcome(self, reference: Files, guard_errors: list[str]) -> SideOutcome:
         """Compare its end with what was promised."""
-        expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
+        expect = Expectation(ends=EQUAL, machines=1 + len(self.plan))
         # ManyRuns checks what all runs together leave behind.
-        faults = judge(self.drill, expect, reference, guard_errors)
-        usd = sum(each["usd"] for each in spending(self.drill.run)["by_market"].values())
+        faults = judge(self, expect, reference, guard_errors)
+        usd = sum(each["usd"] for each in spending(self.files)["by_market"].values())
         lives = self.fleet.lives.values()
         return SideOutcome(
-            stack=self.stacks.training,
+            stack=self.stack,
             machines=len(lives),
-            taken=", ".join(str(each.planned) for each in self.drill.interruptions),
-            seconds=round(seconds_taken(lives, self.drill.started), 1),
+            taken=", ".join(str(each.planned) for each in self.interruptions),
+            seconds=round(seconds_taken(lives, self.started), 1),
             usd=round(usd, 6),
             faults=(*faults, *(() if usd else ("its Guard counted no dollars",))),
         )
@@ -137,7 +124,7 @@ class ManyRuns:
                 [
                     text
                     for name, text in errors.items()
-                    if name.startswith(stack_name(PREFIX, f"{each.stacks.training}-"))
+                    if name.startswith(stack_name(PREFIX, f"{each.stack}-"))
                 ],
             )
             for each in self.runs
@@ -168,7 +155,7 @@ class ManyRuns:
 
     def _step(self, bus: EventBus) -> None:
         for each in (each for each in self.runs if not each.is_over):
-            each.step()
+            each.follow()
         seen = (len(self.runs), sum(not each.is_over for each in self.runs))
         now = time.monotonic()
         if seen != self._seen:
@@ -194,8 +181,8 @@ class ManyRuns:
         fleet = stacks.fleet(bus, boot, lambda text: self.say(f"{name}: {text}"))
         turn, is_taken = number // EVERY, number % EVERY == 2
         plan = [parse_interruption(LOSSES[turn % len(LOSSES)])] if is_taken else []
-        drill = Drill(fleet=fleet, run=stacks.run_files(), plan=plan)
-        self.runs.append(SideRun(stacks=stacks, drill=drill))
+        files, stack = stacks.run_files(), stacks.training
+        self.runs.append(SideRun(fleet=fleet, files=files, plan=plan, stack=stack))
 
     def _synthesize(self, number: int) -> Child:
         return self.stacks.synthesize(self._assembly(number), {**CONTEXT, "name": f"r{number}"})

@@ -8,20 +8,18 @@ from pathlib import Path
 from rich.table import Table
 
 from contract.keys import RECEIPT
-from embedded_aws.faults import GUARD
 from rehearsal.demo.children import Child, ChildFailed
 from rehearsal.demo.deployment import DeployedStacks
 from rehearsal.demo.fleet import RehearsalFailed, instances_of
 from rehearsal.demo.grants import keep
 from rehearsal.demo.run_files import FolderFiles
-from rehearsal.demo.workload import RehearsedWorkload, prepare, stack_context
-from rehearsal.drills.scenario import EQUAL, Scenario
-from rehearsal.drills.trial import ScenarioTrial
-from rehearsal.drills.verdict import judge, why
+from rehearsal.demo.trained import RehearsedWorkload, prepare, stack_context
+from rehearsal.drills.drill import EQUAL, Drill
+from rehearsal.drills.drill_run import DrillRun, judge, why
 from rehearsal.machines.commands import CommandFailed
 
 NOTICE_SECONDS = 5.0
-# A run of a few seconds with all kinds of stages, whose parameters scenarios may change.
+# A run of a few seconds with all kinds of stages, whose parameters drills may change.
 WORKLOAD = RehearsedWorkload(
     name="trajectory",
     recipe="laptop",
@@ -51,9 +49,9 @@ class DrillOutcome:
 
 @dataclass(kw_only=True, slots=True)
 class DrillSeries:
-    """Rehearses scenarios one after the other; each stack is synthesized one drill ahead."""
+    """Rehearses drills one after the other; each stack is synthesized one drill ahead."""
 
-    scenarios: Sequence[Scenario]
+    drills: Sequence[Drill]
     stacks: DeployedStacks
     say: Callable[[str], None]
     _references: dict[str, Child] = field(default_factory=dict)
@@ -64,23 +62,23 @@ class DrillSeries:
         synthesis = self._synthesize(0)
         prepare(self.stacks, WORKLOAD, synthesis, self._assembly(0), NOTICE_SECONDS)
         self.say(f"ready after {time.monotonic() - started:.1f} s")
-        for index, scenario in enumerate(self.scenarios):
+        for index, drill in enumerate(self.drills):
             synthesis.wait()
             ready = synthesis
-            if index + 1 < len(self.scenarios):
+            if index + 1 < len(self.drills):
                 synthesis = self._synthesize(index + 1)
-            yield self._rehearse(index, scenario, ready)
+            yield self._rehearse(index, drill, ready)
 
-    def _rehearse(self, index: int, scenario: Scenario, synthesis: Child) -> DrillOutcome:
+    def _rehearse(self, index: int, drill: Drill, synthesis: Child) -> DrillOutcome:
         started = time.monotonic()
-        self.say(f"{scenario.name} ...")
+        self.say(f"{drill.name} ...")
         overrides = self._context(index)["overrides"]
-        if scenario.expect.ends == EQUAL:
+        if drill.expect.ends == EQUAL:
             self._start_reference(overrides)
         folder = self._folder(index)
         with (folder / "rehearsal.log").open("a", encoding="utf-8") as log:
-            trial = ScenarioTrial(
-                scenario=scenario,
+            ran = DrillRun(
+                drill=drill,
                 stacks=self.stacks,
                 context=self._context(index),
                 folder=folder,
@@ -89,46 +87,46 @@ class DrillSeries:
             )
             try:
                 synthesis.expect()
-                trial.run(self._assembly(index))
-                faults = self._faults(trial, overrides)
+                ran.rehearse(self._assembly(index))
+                faults = self._faults(ran, overrides)
             except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
-        if trial.is_deployed and (receipt := trial.drill.run.read(RECEIPT)) is not None:
+        if ran.is_deployed and (receipt := ran.run.files.read(RECEIPT)) is not None:
             (folder / RECEIPT).write_bytes(receipt)
-        trial.end_what_is_left()
+        ran.end_what_is_left()
         evidence = self.stacks.aws.access.evidence
         keep(evidence.report(), folder)
         evidence.forget()
         seconds = time.monotonic() - started
-        self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
-        invocations = trial.drill.fleet.bus.invocations if trial.is_deployed else []
+        self.say(f"{drill.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
+        invocations = ran.run.fleet.bus.invocations if ran.is_deployed else []
         return DrillOutcome(
-            name=scenario.name,
-            about=scenario.about,
-            ends=scenario.expect.ends,
-            why=why(trial.drill.run) if trial.is_deployed else "",
-            machines=len(trial.drill.fleet.lives) if trial.is_deployed else 0,
+            name=drill.name,
+            about=drill.about,
+            ends=drill.expect.ends,
+            why=why(ran.run.files) if ran.is_deployed else "",
+            machines=len(ran.run.fleet.lives) if ran.is_deployed else 0,
             guard=len(invocations),
             seconds=round(seconds, 1),
             faults=tuple(faults),
         )
 
-    def _faults(self, trial: ScenarioTrial, overrides: str) -> list[str]:
-        if trial.scenario.expect.ends == EQUAL:
+    def _faults(self, ran: DrillRun, overrides: str) -> list[str]:
+        if ran.drill.expect.ends == EQUAL:
             self._references[overrides].expect()
-        is_faulty = any(each.of == GUARD for each in trial.scenario.faults)
+        is_faulty = any(each.of == "guard" for each in ran.drill.faults)
         return judge(
-            trial.drill,
-            trial.scenario.expect,
+            ran.run,
+            ran.drill.expect,
             FolderFiles(folder=self._reference(overrides)),
             [
                 each.error
-                for each in trial.drill.fleet.bus.invocations
+                for each in ran.run.fleet.bus.invocations
                 if each.error and not (is_faulty and "GuardError" in each.error)
             ],
             alive=list(instances_of(self.stacks.aws)),
-            processes_left=self.stacks.processes_left(trial.folder),
-            unmet=[f"a request of {each.action}" for each in trial.unmet],
+            processes_left=self.stacks.processes_left(ran.folder),
+            unmet=[f"a request of {each.action}" for each in ran.unmet],
         )
 
     def _start_reference(self, overrides: str) -> None:
@@ -144,10 +142,10 @@ class DrillSeries:
 
     def _context(self, index: int) -> dict[str, str]:
         run_id = {"run_id": f"drill-{index + 1}"}
-        return {**CONTEXT, **run_id, **self.scenarios[index].parameters}
+        return {**CONTEXT, **run_id, **self.drills[index].parameters}
 
     def _folder(self, index: int) -> Path:
-        folder = self.stacks.folder / self.scenarios[index].name.replace(" ", "-")
+        folder = self.stacks.folder / self.drills[index].name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -173,9 +171,9 @@ def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:
     return table
 
 
-def scenario_table(scenarios: Sequence[Scenario]) -> Table:
+def drill_table(drills: Sequence[Drill]) -> Table:
     """Return the drills that can be rehearsed as a table."""
     table = Table("drill", "ends in", "machines", "about", title="drills", title_justify="left")
-    for each in scenarios:
+    for each in drills:
         table.add_row(each.name, each.expect.ends, each.needs or "any", each.about)
     return table

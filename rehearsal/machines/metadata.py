@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from embedded_aws.faults import METADATA, FaultInjector
+from embedded_aws import FaultInjector
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -234,7 +234,7 @@ class MetadataHandler(BaseHTTPRequestHandler):
     def _meets_fault(self) -> bool:
         """Whether a drill's fault has answered or dropped this request."""
         path = re.sub(VERSION, "", self.path, count=1)
-        fault = self.metadata.faults.meet(f"{METADATA}:{self.command.capitalize()}", path)
+        fault = self.metadata.faults.meet(f"metadata:{self.command.capitalize()}", path)
         if fault is None or fault.delay_seconds:
             return False
         self.close_connection = True

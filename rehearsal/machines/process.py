@@ -63,13 +63,7 @@ class ProcessMachine(RehearsedMachine):
         self._rehearsal, inits_end = socket.socketpair()
         with (self.folder / "var/log/init.log").open("ab") as log:
             self._init = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    INIT,
-                    str(self.root),
-                    str(inits_end.fileno()),
-                ],
+                [sys.executable, "-m", INIT, str(self.root), str(inits_end.fileno())],
                 cwd=REPOSITORY,
                 env={"PATH": os.defpath},
                 stdin=subprocess.DEVNULL,

@@ -48,10 +48,7 @@ def main() -> int:
         with connection.makefile() as answers:
             line = answers.readline()
     if not line:
-        print(
-            "systemctl: the machine's init hung up; see var/log/init.log",
-            file=sys.stderr,
-        )
+        print("systemctl: the machine's init hung up; see var/log/init.log", file=sys.stderr)
         return 1
     reply = json.loads(line)
     if "error" in reply:

@@ -1,14 +1,12 @@
 """Capacity: where an instance starts, what is taken back, what replaces it, and what stays."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embedded_aws import EmbeddedAws
-from embedded_aws.capacity import ON_DEMAND, SPOT, Capacity, Course, Pool, trace_steps
+from embedded_aws.capacity import ON_DEMAND, SPOT, Capacity, Course, Pool
 from tests.embedded_aws.fleets import Fleets
 
 NOTICE = 120.0
@@ -176,21 +174,6 @@ def test_the_later_course_outranks_the_earlier_for_the_pools_of_both() -> None:
     assert (capacity.machines(here), capacity.machines(there)) == (2, 0)
     clock.now += 5
     assert capacity.machines(there) == 3
-
-
-def test_a_trace_is_read_as_its_changes_at_the_rehearsals_speed(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    document = {"metadata": {"gap_seconds": 1800}, "data": [1, 1, 0, 0, 0, 2]}
-    path.write_text(json.dumps(document))
-    assert trace_steps(path, hour_seconds=60) == ((0, 1), (60, 0), (150, 2))
-
-
-@pytest.mark.parametrize("text", ["[1, 0]", "{}", '{"metadata": {"gap_seconds": 0}, "data": [1]}'])
-def test_fails_a_file_that_is_no_trace(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="trace"):
-        trace_steps(path, hour_seconds=60)
 
 
 @pytest.mark.parametrize(

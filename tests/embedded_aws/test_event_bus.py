@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embedded_aws import EmbeddedAws
-from embedded_aws.event_bus import TRIES, EventBus, FunctionProcess
+from embedded_aws.event_bus import EventBus, FunctionProcess
 
 CODE = """
 import os, time
@@ -101,7 +101,7 @@ def test_an_event_that_fails_is_tried_again_as_lambda_does(
     first, second, third = bus.invocations
     assert (first.tries, first.error) == (2, None)
     assert (second.tries, second.answer) == (1, 3.0)
-    assert (third.tries, third.answer) == (TRIES, None)
+    assert (third.tries, third.answer) == (EventBus.TRIES, None)
     assert third.error == "TypeError: unsupported operand type(s) for -: 'int' and 'str'"
 
 

@@ -24,3 +24,16 @@ def test_a_stopped_account_leaves_no_capacity_behind() -> None:
     with EmbeddedAws() as aws:
         aws.capacity.notice_seconds = 20.0
     assert spot_fleet.CAPACITY[0].notice_seconds == Capacity().notice_seconds
+
+
+def test_spot_prices_are_the_caller_s_for_the_sizes_that_it_knows() -> None:
+    def price(size: str) -> float:
+        if size != "g5.xlarge":
+            raise ValueError(size)
+        return 0.5
+
+    with EmbeddedAws(spot_usd=price) as aws:
+        sizes = ["g5.xlarge", "m5.large"]
+        found = aws.client("ec2").describe_spot_price_history(InstanceTypes=sizes)
+    prices = {each["InstanceType"]: each["SpotPrice"] for each in found["SpotPriceHistory"]}
+    assert prices == {"g5.xlarge": "0.5", "m5.large": "0.00001"}

@@ -1,6 +1,7 @@
 """The embedded AWS as a server: port, variables, images, start and stop."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,24 @@ def test_the_printed_variables_are_enough_for_the_aws_cli(aws: EmbeddedAws) -> N
         check=True,
     )
     assert done.stdout.startswith("ami-")
+
+
+def test_a_command_starts_it_alone_prints_its_variables_and_ends_at_ctrl_c() -> None:
+    command = [sys.executable, "-m", "embedded_aws", "--port", "0", "--region", "eu-west-1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(7)]
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+    names = dict(line.removeprefix("export ").strip().split("=", 1) for line in said)
+    assert names["AWS_REGION"] == "eu-west-1"
+    assert names["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
+
+
+def test_templates_and_schemas_are_read_without_moto() -> None:
+    names = "create_only_values, custom_name, is_disputed, references, replacing_paths"
+    program = f"import sys; sys.modules['moto'] = None; from embedded_aws import {names}"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_offered_image_exists_in_ec2(aws: EmbeddedAws) -> None:

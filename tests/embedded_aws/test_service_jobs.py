@@ -1,4 +1,4 @@
-"""Batch's service jobs in the embedded AWS: real containers, in order, within the limit."""
+"""Batch's service jobs in the embedded AWS: containers in order, within the limit."""
 
 import json
 import os
@@ -14,11 +14,17 @@ from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
 from embedded_aws import EmbeddedAws, job_network, training_jobs
+from embedded_aws.service_jobs import ServiceJob
 from embedded_aws.training_jobs import TrainingJob
 
-# A container that says at once what its job lacks: it needs no torch for that.
-_LACKS = {"workload": "trajectory", "recipe": "laptop"}
-_REASON = "the job has no hyperparameter run-uri"
+# In place of our image: a program that says why it fails, as SageMaker's containers do.
+_REASON = "no epochs are left"
+_IMAGE = f"""#!/bin/sh
+for last in "$@"; do :; done
+sleep 0.3
+echo "{_REASON}" | tee "${{last#--ml-root=}}/output/failure"
+exit 2
+"""
 _TRUST = {
     "Statement": {
         "Effect": "Allow",
@@ -36,8 +42,16 @@ def role(aws: EmbeddedAws) -> str:
     return str(made["Role"]["Arn"])
 
 
+@pytest.fixture(autouse=True)
+def _image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_text(_IMAGE)
+    image.chmod(0o755)
+    monkeypatch.setattr(training_jobs, "sys", SimpleNamespace(executable=str(image)))
+
+
 @pytest.fixture
-def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+def _instant(_image: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers that end at once."""
     monkeypatch.setattr(training_jobs, "sys", SimpleNamespace(executable="false"))
 
@@ -98,7 +112,7 @@ def _payload(role: str, instances: int = 1) -> str:
             "TrainingJobName": "run-1",
             "RoleArn": role,
             "AlgorithmSpecification": {"TrainingImage": "x", "TrainingInputMode": "File"},
-            "HyperParameters": _LACKS,
+            "HyperParameters": {"epochs": "0"},
             "OutputDataConfig": {"S3OutputPath": "s3://runs/sweeps/x/sagemaker"},
             "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": instances},
             "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
@@ -397,3 +411,16 @@ def test_a_role_that_does_not_trust_sagemaker_starts_nothing(
     made = aws.client("iam").create_role(RoleName="Other", AssumeRolePolicyDocument=trust)
     job = submit("denied", text=_payload(made["Role"]["Arn"]))
     assert "sts:AssumeRole" in _ended(aws, job)["statusReason"]
+
+
+def test_a_share_has_had_what_its_jobs_ran_since_and_not_what_they_did_before() -> None:
+    def attempt(created: float, ended: float) -> TrainingJob:
+        return TrainingJob(
+            arn="x", request={}, environment={}, notice_seconds=1.0, created=created, ended=ended
+        )
+
+    old, cut, late = attempt(0.0, 5_000.0), attempt(8_000.0, 9_200.0), attempt(9_300.0, 9_400.0)
+    job = ServiceJob(id="1", arn="1", queue="gpus", asked={}, attempts=[old, cut, late])
+    assert job.seconds_since(9_000.0) == 300.0
+    assert job.seconds_since(9_350.0) == 60.0, "a minute at least"
+    assert job.seconds_since(9_500.0) == 0.0

@@ -26,8 +26,8 @@ from operate.command import main
 from rehearsal.demo.fleet import Fleet
 from rehearsal.machines.metadata import RehearsedInstance
 from stacks.guard.settings import quick_client
+from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.page_policies import action, allowed
-from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.rehearsal.demo.no_machine import NoMachine
 from tests.stack_names import TRAINING
 from training.durable.record.head import read_head

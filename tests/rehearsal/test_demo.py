@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.demo.deployment import processes_below
-from rehearsal.drills.scenario import NSPAWN, PROCESS
+from rehearsal.drills.drill import NSPAWN, PROCESS
 from tests.training import documented
 
 EPOCHS = "baselines=false epochs=18"

@@ -16,9 +16,9 @@ from moto.ssm.models import ssm_backends
 from embedded_aws import EmbeddedAws
 from embedded_aws.cloudformation import schema
 from embedded_aws.event_bus import EventBus
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
-from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
+from rehearsal.machines.process import ProcessMachine
+from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import DATASET, PREFIX, TRAINING, named
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from embedded_aws import EmbeddedAws
+from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.embedded_aws.iam.roles import make_role, signed_by
 from tests.page_policies import allowed, policy
-from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import DATASET
 from training.durable.dataset_output import RECORDS, clean_up
 from training.durable.sources import UNFINISHED

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embedded_aws import EmbeddedAws
-from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
+from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import named
 
 pytestmark = pytest.mark.slow

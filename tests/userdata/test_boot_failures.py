@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.json_disks import EC2_DISKS
-from rehearsal.machines.process import SHIMS
+from rehearsal.machines.process import SHIMS, ProcessMachine
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")

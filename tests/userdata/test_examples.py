@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.demo.program import RehearsedProgram
-from rehearsal.machines import ProcessMachine
+from rehearsal.demo.trained import RehearsedProgram
+from rehearsal.machines.process import ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.guard import records
 from stacks.guard.ledger import Ledger

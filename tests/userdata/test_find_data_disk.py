@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines import JsonDisk
-from rehearsal.machines.json_disks import EC2_DISKS
+from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY
 from userdata.find_data_disk import NvmeAdminCommand, short_name

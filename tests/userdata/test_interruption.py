@@ -3,7 +3,7 @@
 import json
 import time
 
-from rehearsal.machines import ProcessMachine
+from rehearsal.machines.process import ProcessMachine
 from tests.userdata.rig import Rig, calls, trainer_notes, wait, wait_until
 
 

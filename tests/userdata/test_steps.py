@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from contract.errors import EXIT_CONFIG, EXIT_MACHINE
-from rehearsal.machines import JsonDisk
-from rehearsal.machines.json_disks import EC2_DISKS
+from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
 from rehearsal.machines.process import SHIMS
 from rehearsal.machines.units import parse_environment_file
 from tests.userdata.rig import REPOSITORY, USERDATA

@@ -157,9 +157,7 @@ def _delete_group(request: HandlerRequest) -> None:
 
 
 def _named_after_its_calls(
-    name: str,
-    attributes: Sequence[str] = (),
-    configure: Callable[[HandlerRequest], None] = _retag,
+    name: str, attributes: Sequence[str] = (), configure: Callable[[HandlerRequest], None] = _retag
 ) -> ResourceType:
     """Make a type whose calls follow EC2's rule: create_vpc, delete_vpc, describe_vpcs, VpcId."""
     call_name = xform_name(name)

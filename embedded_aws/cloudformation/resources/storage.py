@@ -61,10 +61,7 @@ def _encryption(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
 
 # A lifecycle rule's properties that the API shares, and those that it nests under Expiration.
 _SAME = ("Status", "AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
-_EXPIRATION = {
-    "ExpirationInDays": "Days",
-    "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker",
-}
+_EXPIRATION = {"ExpirationInDays": "Days", "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker"}
 
 
 def _lifecycle_rule(rule: dict[str, Any]) -> dict[str, Any]:

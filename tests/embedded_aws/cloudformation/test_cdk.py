@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from embedded_aws import EmbeddedAws
+from tests.embedded_aws.cdk_cli import NEVER, Cli, needs_cdk
 from tests.embedded_aws.cloudformation.resource_cases import TOPIC, group, parameter
-from tests.rehearsal.cli import NEVER, Cli
+
+pytestmark = needs_cdk
 
 PRODUCER = {
     "Resources": {"Topic": TOPIC},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.demo.action import parse_interruption
+from rehearsal.demo.actions import parse_interruption
 from rehearsal.demo.hosts_demo import HostsDemo
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rehearsal.demo.deployment import processes_below
-from rehearsal.drills.scenario import NSPAWN, PROCESS, choose
+from rehearsal.drills.drill import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
 ALL_SECONDS = 4 * 3600
@@ -41,7 +41,7 @@ def test_a_bad_gpu_costs_its_machine_alone_and_ctrl_c_in_the_next_drill_leaves_n
     assert outcome["guard"] > 0
 
 
-@pytest.mark.slow  # the demo and tests/operate deploy in each run of the tests; a trial's parts too
+@pytest.mark.slow  # the demo and tests/operate deploy in each run of the tests; a drill's parts too
 def test_a_drill_without_a_machine_ends_as_written(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
 ) -> None:

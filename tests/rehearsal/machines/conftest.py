@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
+from rehearsal.machines.process import ProcessMachine
 from rehearsal.machines.quirks import Quirks
 
 Power = Callable[..., ProcessMachine]

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.commands import CommandFailed
+from rehearsal.machines.process import ProcessMachine
 from tests.rehearsal.machines.conftest import Power
 
 REPOSITORY = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ if os.fork() == 0:
 PARENT = """
 import sys, time
 from pathlib import Path
-from rehearsal.machines import ProcessMachine
+from rehearsal.machines.process import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 machine = ProcessMachine(
     folder=Path(sys.argv[1]), environment={},

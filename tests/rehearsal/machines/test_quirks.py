@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rehearsal.machines import ProcessMachine
+from rehearsal.machines.process import ProcessMachine
 from rehearsal.machines.quirks import Quirks, lend_environment
 
 Power = Callable[..., ProcessMachine]

@@ -67,7 +67,7 @@ def test_billed_dollars_are_capped(scene: Scene) -> None:
         "HEARTBEAT_TIMEOUT_SECONDS": 90_000,
         "STORAGE_USD_PER_HOUR": 0.05,
     }
-    # The embedded AWS has the Spot price of the catalogue, about $0.45.
+    # The scene's Spot price is $0.45.
     assert scene.tick(hours_later=5.6, **limits)["action"] == "none"
     # Before the limit is passed, not after: the next call comes in 11 minutes.
     stopped = scene.tick(hours_later=5.9, **limits)

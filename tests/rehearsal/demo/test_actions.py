@@ -1,4 +1,4 @@
-"""When a drill interrupts, and what it counts as lost."""
+"""When a run interrupts, and what it counts as lost."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,24 @@ from typing import cast
 
 import pytest
 
-from rehearsal.demo.action import Action, parse_interruption
+from rehearsal.demo.actions import (
+    Action,
+    RehearsedRun,
+    SeenInterruption,
+    is_safe,
+    parse_interruption,
+    steps_lost,
+)
 from rehearsal.demo.fleet import Fleet, MachineLife
-from rehearsal.demo.interruptions import Drill, SeenInterruption, is_safe, steps_lost
 from rehearsal.demo.run_files import FolderFiles
-from rehearsal.demo.workload import PROGRAM_INTERRUPTIONS
+from rehearsal.demo.trained import PROGRAM_INTERRUPTIONS
 from tests.rehearsal.demo.no_machine import NoMachine, life
+
+
+def rehearsed(fleet: object, folder: Path, plan: list[Action]) -> RehearsedRun:
+    return RehearsedRun(
+        fleet=cast(Fleet, fleet), files=FolderFiles(folder=folder / "run"), plan=plan
+    )
 
 
 def interruption(progress: dict[str, object]) -> SeenInterruption:
@@ -63,19 +75,19 @@ def test_a_program_is_interrupted_after_a_snapshot_or_at_its_own_step(tmp_path: 
     machine = Reports(tmp_path / "metrics.jsonl")
     fleet = OneMachine(life(machine))
     plan = [parse_interruption(text) for text in ("kill:snapshot:2", "notice:program:80")]
-    drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
-    drill.step()
+    run = rehearsed(fleet, tmp_path, plan)
+    run.step()
     machine.write(kind="commit", step=1)
     machine.write(kind="step", step=79)
-    drill.step()
+    run.step()
     assert fleet.taken == []
     machine.write(kind="commit", step=2)
-    drill.step()
+    run.step()
     assert fleet.taken == [False]
-    drill.step()
+    run.step()
     machine.write(kind="step", step=80)
     assert fleet.taken == [False]
-    drill.step()
+    run.step()
     assert fleet.taken == [False, True]
 
 
@@ -83,20 +95,20 @@ def test_a_script_that_saves_three_times_loses_two_machines(tmp_path: Path) -> N
     machines = [Reports(tmp_path / name) for name in ("first.jsonl", "second.jsonl")]
     fleet = OneMachine(life(machines[0]))
     plan = [parse_interruption(text) for text in PROGRAM_INTERRUPTIONS]
-    drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
+    run = rehearsed(fleet, tmp_path, plan)
     machines[0].write(kind="commit", step=1)
-    drill.step()
+    run.step()
     assert fleet.taken == [False]
     (first,) = fleet.lives.values()
     first.num_snapshots = 2  # one more before it was gone
     first.ended = 1.0
     fleet.lives["i-2"] = life(machines[1])
-    drill.step()
+    run.step()
     machines[1].write(kind="step", step=5)
-    drill.step()
+    run.step()
     assert fleet.taken == [False], "not before the second machine has saved, too"
     machines[1].write(kind="commit", step=2)
-    drill.step()
+    run.step()
     assert fleet.taken == [False, True]
 
 
@@ -104,12 +116,12 @@ def test_a_workload_is_interrupted_in_a_preparation_that_has_no_steps(tmp_path: 
     machine = Reports(tmp_path / "metrics.jsonl")
     fleet = OneMachine(life(machine))
     plan = [parse_interruption("kill:features:2")]
-    drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
+    run = rehearsed(fleet, tmp_path, plan)
     machine.write(kind="prepare", stage="features", shard=1, done=1)
-    drill.step()
+    run.step()
     assert fleet.taken == []
     machine.write(kind="prepare", stage="features", shard=0, done=2)
-    drill.step()
+    run.step()
     assert fleet.taken == [False]
 
 

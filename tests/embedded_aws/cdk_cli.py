@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from embedded_aws import EmbeddedAws
 
 REPOSITORY = Path(__file__).parents[2]
+CDK = REPOSITORY / "node_modules/.bin/cdk"
+needs_cdk = pytest.mark.skipif(not CDK.exists(), reason="needs the CDK CLI, which Node runs")
 NEVER = ("--require-approval", "never")
 
 
@@ -24,7 +28,7 @@ class Cli:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         where = ("--app", str(self.folder)) if app else ("--output", str(self.folder))
         done = subprocess.run(
-            [REPOSITORY / "node_modules/.bin/cdk", *arguments, *where, "--ci", "--no-color"],
+            [CDK, *arguments, *where, "--ci", "--no-color"],
             cwd=REPOSITORY,
             env={**kept, **self.aws.environment()},
             stdout=subprocess.PIPE,

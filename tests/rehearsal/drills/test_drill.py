@@ -9,8 +9,8 @@ import pytest
 
 from embedded_aws.capacity import Course
 from embedded_aws.faults import Fault
-from rehearsal.demo.action import Action, Seen
-from rehearsal.drills.scenario import FETCH, choose, known_scenarios, read_scenarios
+from rehearsal.demo.actions import Action, Seen
+from rehearsal.drills.drill import FETCH, choose, known_drills, read_drills, trace_steps
 from rehearsal.machines.quirks import Quirks, Volume
 
 REPOSITORY = Path(__file__).parents[3]
@@ -87,7 +87,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_file_says_what_fails_when_and_how_it_ends(tmp_path: Path) -> None:
-    (drill,) = read_scenarios(written(tmp_path, WHOLE))
+    (drill,) = read_drills(written(tmp_path, WHOLE))
     assert (drill.name, drill.needs) == ("mine", "nspawn")
     assert drill.faults == (Fault(action="ec2:TerminateInstances", status=403),)
     assert drill.parameters == {"max_hours": "0.01"}
@@ -113,7 +113,7 @@ def test_a_file_says_what_fails_when_and_how_it_ends(tmp_path: Path) -> None:
 
 def test_one_file_may_be_a_drill_for_each_of_several_words(tmp_path: Path) -> None:
     text = 'for_each = ["fetch", "dataset"]\n' + LEAST + '[[machine]]\nfails_at = "{each}"\n'
-    fetch, dataset = read_scenarios(written(tmp_path, text))
+    fetch, dataset = read_drills(written(tmp_path, text))
     assert [fetch.name, dataset.name] == ["mine fetch", "mine dataset"]
     assert "bundle.zip" in fetch.quirks(1).programs["aws"]
     assert "userdata.run_step dataset" in dataset.quirks(1).programs["python3"]
@@ -201,16 +201,16 @@ def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
 def test_fails_a_file_that_says_it_wrong(text: str, said: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ValueError, match=said) as refused:
-        read_scenarios(path)
+        read_drills(path)
     assert str(refused.value).startswith(f"{path}: ")
 
 
 def test_every_drill_of_the_folder_can_be_read_and_chosen() -> None:
-    names = [each.name for each in known_scenarios()]
+    names = [each.name for each in known_drills()]
     assert len(names) == len(set(names)) >= 10
     assert [each.name for each in choose(["notice"])] == ["notice"]
     assert {each.name for each in choose(["boot-always"])} < set(names)
-    assert choose([]) == known_scenarios()
+    assert choose([]) == known_drills()
 
 
 def test_drills_fail_every_step_that_a_boot_needs_once_and_always() -> None:
@@ -243,7 +243,7 @@ def test_what_needs_another_kind_of_machine_is_left_out_or_refused_by_name() -> 
 def test_a_program_of_a_quirk_hides_the_real_one_and_may_call_it(tmp_path: Path) -> None:
     """The step that fails is the named one; every other reaches the real program."""
     text = LEAST + '[[machine]]\nfails_at = "dataset"\n'
-    (drill,) = read_scenarios(written(tmp_path, text))
+    (drill,) = read_drills(written(tmp_path, text))
     real = tmp_path / "python3"
     real.write_text('#!/bin/sh\necho "real: $*"\n')
     real.chmod(0o755)
@@ -256,3 +256,18 @@ def test_a_program_of_a_quirk_hides_the_real_one_and_may_call_it(tmp_path: Path)
         command = ["sh", "-c", script, "sh", str(real), *call.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.startswith(said)
+
+
+def test_a_trace_is_read_as_its_changes_at_the_rehearsals_speed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    document = {"metadata": {"gap_seconds": 1800}, "data": [1, 1, 0, 0, 0, 2]}
+    path.write_text(json.dumps(document))
+    assert trace_steps(path, hour_seconds=60) == ((0, 1), (60, 0), (150, 2))
+
+
+@pytest.mark.parametrize("text", ["[1, 0]", "{}", '{"metadata": {"gap_seconds": 0}, "data": [1]}'])
+def test_fails_a_file_that_is_no_trace(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="trace"):
+        trace_steps(path, hour_seconds=60)

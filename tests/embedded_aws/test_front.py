@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 
 from embedded_aws import EmbeddedAws
 from embedded_aws.faults import Fault
-from embedded_aws.refusals import skew_refusal
+from embedded_aws.front import skew_refusal
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from embedded_aws.capacity import Course, trace_steps
-from embedded_aws.faults import Fault
-from rehearsal.demo.action import Action, check_choice
+from embedded_aws import Course, Fault
+from rehearsal.demo.actions import Action, check_choice
 from rehearsal.machines.quirks import Quirks, Volume
+from sizing import read_spot_counts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
@@ -67,7 +67,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scenario:
+class Drill:
     """One drill; `needs` is the only kind of machine that can show it, empty if both can.
 
     `fleet_update` is how CloudFormation updates the fleet for a new launch template version.
@@ -116,19 +116,19 @@ class Scenario:
         )
 
 
-def known_scenarios() -> list[Scenario]:
+def known_drills() -> list[Drill]:
     """Return all drills of this folder, by name."""
-    return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_scenarios(path)]
+    return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_drills(path)]
 
 
-def choose(names: Sequence[str], machine: str = "") -> list[Scenario]:
+def choose(names: Sequence[str], machine: str = "") -> list[Drill]:
     """Return the drills with these names or in these files, by default all.
 
     `machine` is the available kind: a drill that needs another is refused if it was named, and left
     out otherwise.
     """
     if not names:
-        return [each for each in known_scenarios() if each.can_have(machine)]
+        return [each for each in known_drills() if each.can_have(machine)]
     chosen = [found for name in names for found in _named(name)]
     for each in chosen:
         if not each.can_have(machine):
@@ -139,10 +139,10 @@ def choose(names: Sequence[str], machine: str = "") -> list[Scenario]:
     return chosen
 
 
-def _named(name: str) -> list[Scenario]:
+def _named(name: str) -> list[Drill]:
     if name.endswith(".toml"):
-        return read_scenarios(Path(name))
-    known = known_scenarios()
+        return read_drills(Path(name))
+    known = known_drills()
     found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
     if not found:
         raise ValueError(
@@ -151,14 +151,14 @@ def _named(name: str) -> list[Scenario]:
     return found
 
 
-def read_scenarios(path: Path) -> list[Scenario]:
+def read_drills(path: Path) -> list[Drill]:
     """Read a file: one drill, or one for each word of `for_each`, which replaces {each}."""
     try:
         text = path.read_text(encoding="utf-8")
         document = tomllib.loads(text)
         words = document.pop("for_each", None)
         if words is None:
-            return [_build(Scenario, {**document, "name": path.stem}, path.parent)]
+            return [_build(Drill, {**document, "name": path.stem}, path.parent)]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ValueError(f"for_each is {words!r}; it must be a list of words")
         found = []
@@ -166,7 +166,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
             document = tomllib.loads(text.replace("{each}", word))
             del document["for_each"]
             document["name"] = f"{path.stem} {word}"
-            found.append(_build(Scenario, document, path.parent))
+            found.append(_build(Drill, document, path.parent))
         return found
     except FileNotFoundError:
         raise ValueError(f"no drill found at {path}") from None
@@ -176,7 +176,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
 
 # The names of tables in messages.
 _TABLES: Mapping[type, str] = {
-    Scenario: "a drill",
+    Drill: "a drill",
     Expectation: "[expect]",
     Machines: "[[machine]]",
     Quirks: "[[machine]]",
@@ -243,6 +243,16 @@ def _read(kind: Any, value: Any, name: str, folder: Path) -> Any:
     return {key: str(each) for key, each in value.items()} if origin is Mapping else value
 
 
+def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
+    """Read a Spot trace (skypilot-org/spot-traces), with an hour scaled to `hour_seconds`."""
+    if not hour_seconds > 0:
+        raise ValueError(f"hour_seconds is {hour_seconds}; it must be above 0")
+    gap, counts = read_spot_counts(path)
+    scale = gap / 3600 * hour_seconds
+    changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
+    return tuple((index * scale, counts[index]) for index in changes)
+
+
 def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a table with the names of the fields, with shorthands written out."""
     given = dict(table)
@@ -267,6 +277,6 @@ def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, A
         trace = _read(str, given.pop("trace"), "trace of capacity", folder)
         steps = trace_steps(folder / trace, hour_seconds=hour)
         given["steps"] = [list(step) for step in steps]
-    elif kind is Scenario:
+    elif kind is Drill:
         given.setdefault("expect", {})
     return given
