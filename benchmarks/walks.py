@@ -19,15 +19,15 @@ from typing import Any
 
 from benchmarks import REPOSITORY
 from benchmarks.house import room_of
+from training import main
 
 # The functions with which a walk starts or ends: the end of a file's name, and the function.
-MAIN = "training.cli.main"
 TRAINS = ("loop.py", "run")
 STEPS = ("learner.py", "step")
 READS = ("loop.py", "_read")
 SAVES = ("policy.py", "save_if_due")
 HEARS = ("policy.py", "answer_notice")
-WORKLOAD = "training.proof.torture.workload:SMALL"
+WORKLOAD = "training.proof.torture.small_workload:SMALL"
 _WRITERS = ("save", "transfer")
 _CODE_OF_FUNCTIONS = 2  # CO_NEWLOCALS: neither a module's body nor a class's
 _NOTICE_AT_STEP = 8
@@ -112,7 +112,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row per walk."""
     with tempfile.TemporaryDirectory(prefix="walks-") as folder, redirect_stdout(sys.stderr):
-        main: Callable[[list[str]], int] = __import__(MAIN, fromlist=["main"]).main
         data = f"--out={folder}/data"
         assert main(["data", "make", f"--workload={WORKLOAD}", data, "--count=77"]) == 0
         run = ["run", f"--workload={WORKLOAD}", "--recipe=plain", "--lease-ttl-seconds=1"]

@@ -14,7 +14,7 @@ from contract.errors import UserError
 from operate.runs import OperatedRun, committed_step
 from operate.status import look
 from stacks import StackFleet
-from training.cli.main import main as training
+from training import main as training
 from training.durable import Events
 
 _POLL_SECONDS = 2.0

@@ -10,7 +10,7 @@ from typing import Any
 from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
-from training.cli.main import main as training
+from training import main as training
 from training.durable import OpenRun, write_report
 
 

@@ -27,7 +27,7 @@ PLANTED = {
         "import training.engine.loop",
     ),
     "a workload never imports another": (
-        "training/workloads/growth/workload.py",
+        "training/workloads/growth/growth_workload.py",
         "import training.workloads.trajectory.model",
     ),
     "what recognizes a run": ("training/durable/record/metrics.py", "import torch"),

@@ -104,8 +104,8 @@ def _driver_version() -> str:
 def code_fingerprint(module: str, *engine: str) -> str:
     """Hash the code of a workload or stage defined in `module`, and what it may use of training/.
 
-    Covers its own package or module, and the modules directly in training/: a workload imports
-    nothing else. `engine` adds files and folders of training/ that affect its results.
+    Covers its own package or module, and the modules directly in training/ and training/durable/: a
+    workload imports nothing else. `engine` adds folders of training/ that affect its results.
     """
     digest = hashlib.sha256()
     for path in _sources(module, engine):
@@ -120,11 +120,13 @@ def _sources(module: str, engine: tuple[str, ...]) -> list[Path]:
     top, *below = module.split(".")
     depth = 2 if below[:1] == ["workloads"] else 1
     own = home.joinpath(*below[:depth]) if top == training.__name__ else _root(top)
+    ground = [*sorted(home.glob("*.py")), *sorted(home.glob("durable/*.py"))]
     used = [source for part in engine for source in _sources_in(home / part)]
-    return list(dict.fromkeys([*sorted(home.glob("*.py")), *used, *_sources_in(own)]))
+    return list(dict.fromkeys([*ground, *used, *_sources_in(own)]))
 
 
 def _sources_in(path: Path) -> list[Path]:
+    assert path.exists(), f"{path} was moved: nothing of it would be in the fingerprint"
     return [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 

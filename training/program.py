@@ -1,4 +1,4 @@
-"""What a program may import from here: `commit`. Standard library only."""
+"""`commit`, for programs that save when they choose to. Standard library only."""
 
 import os
 import time

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from training.workload import Prepare, Train, Workload
 
 WORKLOADS: dict[str, str] = {
-    "detection": "training.workloads.detection.workload:DETECTION",
-    "growth": "training.workloads.growth.workload:GROWTH",
-    "imagenet": "training.workloads.imagenet.workload:IMAGENET",
-    "trajectory": "training.workloads.trajectory.workload:TRAJECTORY",
+    "detection": "training.workloads.detection.detection_workload:DETECTION",
+    "growth": "training.workloads.growth.growth_workload:GROWTH",
+    "imagenet": "training.workloads.imagenet.imagenet_workload:IMAGENET",
+    "trajectory": "training.workloads.trajectory.trajectory_workload:TRAJECTORY",
 }
 
 
@@ -99,7 +99,7 @@ def load_workload(name: str) -> "Workload[Any]":
     if not isinstance(workload, Workload):
         raise UserError(
             f"workload {name!r} is an instance of {type(workload).__name__}; let that class "
-            "subclass training.workload.Workload"
+            "subclass training.Workload"
         )
     return workload
 
@@ -240,7 +240,8 @@ def _refuse_without_effect(
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
-    options = typing.get_args(kind) if _is_union(kind) else (kind,)
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    options = typing.get_args(kind) if is_union else (kind,)
     if type(None) in options and text.lower() == "none":
         return None
     for option in options:
@@ -261,10 +262,6 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
             return text
     readable = getattr(kind, "__name__", str(kind))
     raise UserError(f"the override {name}={text!r} is not a valid {readable}; use another value")
-
-
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def facts_of(meta: Mapping[str, Any]) -> str:

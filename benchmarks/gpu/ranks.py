@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu.session import Session
 from contract.trainer_options import RANKS
+from training import Loss, Settings, Train, parallel
 from training.durable import RankEnvironment, World
-from training.engine.parallel import parallel
-from training.workload import Loss, Settings, Train
 
 # Four million weights a layer, and enough rows per rank that computing takes most of a step.
 _WIDTH, _ROWS = 2048, 64

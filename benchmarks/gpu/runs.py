@@ -12,7 +12,7 @@ from contract.errors import Exit
 _LEAST_SECONDS = 30.0
 _AT_ONCE = 4
 # The torture's workload: everything risky in two Train stages and a Prepare stage, tiny layers.
-_SMALL = "training.proof.torture.workload:SMALL"
+_SMALL = "training.proof.torture.small_workload:SMALL"
 _TRAJECTORY = {"num_threads": 1, "time_average_epochs": 1, "num_shards": 2}
 
 Overrides = Mapping[str, object]

@@ -20,10 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.gpu.session import Session
 from sizing import Constants, Footprint, Gpu, counted_stages, gpu_memory, gpus, step_time
-from training.numerics import configure
-from training.preflight.ladder import train_steps
-from training.registry import load_workload, resolve_config
-from training.workload import Train
+from training import ResolvedWorkload, Train, configure, load_workload, train_steps
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20
@@ -179,9 +176,11 @@ def _clocked(done: Iterator[object], device: torch.device) -> Iterator[float]:
 
 def _steps_of_stage(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
     workload = load_workload(about["workload"])
-    config = resolve_config(workload, about["recipe"], {"deterministic": about["deterministic"]})
+    given = {"deterministic": about["deterministic"]}
+    resolved = ResolvedWorkload.of(workload, about["recipe"], given)
+    config = resolved.config
     configure(num_threads=config.num_threads, deterministic=config.deterministic)
-    stage = next(each for each in workload.stages(config) if each.name == about["stage"])
+    stage = next(each for each in resolved.stages if each.name == about["stage"])
     assert isinstance(stage, Train)
     settings = stage.settings
     num_micro = -(-settings.global_batch // settings.micro_batch)

@@ -28,16 +28,7 @@ from benchmarks import REPOSITORY
 from benchmarks.kills import QUIET_SECONDS, RATE, page
 from benchmarks.kills.rows import PROGRAMS, ROWS, WAYS, Row
 from benchmarks.kills.s3 import misbehaving_s3
-from training.proof.check.player import (
-    EXITS,
-    NOTICE_SECONDS,
-    ExitKind,
-    Lives,
-    killed,
-    uninterrupted,
-)
-from training.proof.check.reports import Account
-from training.proof.injector import StatusFile
+from training.proof import Account, ExitKind, Lives, StatusFile
 
 _HABITS = "habits"  # stands for all rows that need no environment of their own
 _MOST_NEVER_BACK = 3  # after which an exit is given up
@@ -104,11 +95,11 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
     logs, whole = (given.out / "logs" / row.name).absolute(), []
     for number in range(2):
         with _placed(row, python, "alone", logs / f"whole-{number}") as (lives, _):
-            whole.append(uninterrupted(lives))
+            whole.append(lives.uninterrupted())
     for way in given.ways:
         if time.monotonic() > ends:
             break
-        cells, num_faults = {how: list[Account]() for how in EXITS}, 0
+        cells, num_faults = {how: list[Account]() for how in Lives.EXITS}, 0
         for how, runs in cells.items():
             while (kills := sum(one.kills for one in runs)) < given.kills:
                 if sum(len(one.never_back) for one in runs) >= _MOST_NEVER_BACK:
@@ -117,7 +108,7 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
                 answers = [*islice(cycle(row.answers), kills, given.kills)]
                 rng = random.Random(f"{given.seed} {what}")
                 with _placed(row, python, way, logs / way / f"{how}-{len(runs)}") as (lives, met):
-                    runs.append(killed(lives, how, answers, rng))
+                    runs.append(lives.killed(how, answers, rng))
                     num_faults += met()
                 bad = "; ".join([*runs[-1].torn, *runs[-1].mismatched, *runs[-1].never_back])
                 print(f"[kills] {what}: {runs[-1].kills} kills; {bad or 'ok'}", file=sys.stderr)
@@ -171,7 +162,7 @@ def _placed(
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     more = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "FAULTS": str(faults)}
     ours = [f"--program=python {row.words}", f"--source={source}", f"--interpreter={python}"]
-    times = [f"--quiet-seconds={QUIET_SECONDS}", f"--notice-budget-seconds={NOTICE_SECONDS}"]
+    times = [f"--quiet-seconds={QUIET_SECONDS}", f"--notice-budget-seconds={Lives.NOTICE_SECONDS}"]
     lives = Lives(folder=folder, options=[*ours, *times], environment=environment | more)
     if way == "alone":
         file, *arguments = row.words.split()

@@ -10,11 +10,9 @@ import time
 from pathlib import Path
 
 from benchmarks.kills import RATE
-from training.cli import run
-from training.cli.main import main
+from training import main
 from training.durable import Store, open_store
-from training.proof.injector import Injector, StatusFile
-from training.proof.store_faults import misbehaving
+from training.proof import Injector, StatusFile, misbehaving
 
 
 def _open(uri: str) -> Store:
@@ -23,5 +21,4 @@ def _open(uri: str) -> Store:
 
 
 if __name__ == "__main__":
-    run.open_store = _open  # type: ignore[attr-defined]
-    sys.exit(main())
+    sys.exit(main(open_store=_open))

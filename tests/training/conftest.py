@@ -11,7 +11,7 @@ import pytest
 from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
-from training.cli import next_commands, sweep
+from training.cli import data, sweep
 from training.cli.main import main
 from training.durable.attempt.notice import Interruption
 from training.durable.report.progress import configure_logging
@@ -47,9 +47,7 @@ def _sizing_is_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         "test_next_commands.py",
     ):
         lacking = subprocess.CompletedProcess("sizing", 1, "", "No module named sizing")
-        monkeypatch.setattr(
-            next_commands, "subprocess", SimpleNamespace(run=lambda *_, **__: lacking)
-        )
+        monkeypatch.setattr(data, "subprocess", SimpleNamespace(run=lambda *_, **__: lacking))
 
 
 @pytest.fixture(autouse=True)

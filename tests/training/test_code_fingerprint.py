@@ -45,7 +45,10 @@ def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
 
 @pytest.mark.parametrize(
     "path",
-    ["training/randomness.py", "training/artifacts/prepare.py", "training/numerics.py"],
+    [
+        *("training/randomness.py", "training/artifacts/prepare.py", "training/numerics.py"),
+        "training/durable/sources.py",
+    ],
 )
 @pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])
 def test_code_that_every_stage_may_use_changes_the_key(

@@ -20,7 +20,7 @@ from training.registry import (
     resolve_config,
 )
 from training.settings import recorded
-from training.workloads.detection.workload import DETECTION
+from training.workloads.detection.detection_workload import DETECTION
 
 
 def test_overrides_take_the_field_s_type() -> None:

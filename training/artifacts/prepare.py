@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contract.keys import artifact_prefix
-from training.artifact_key import artifact_key
+from training.artifact_key import key_of
 from training.durable import (
     AttemptContext,
     ProgressBar,
@@ -354,7 +354,7 @@ def _shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
         "packages": _packages(),
         "code": code_fingerprint(type(stage).__module__, _MAKER),
     }
-    return artifact_key(facts)
+    return key_of(facts)
 
 
 @functools.cache

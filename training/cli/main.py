@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from training.durable import attended, configure_logging, exit_code_of
+from training.durable import Store, attended, configure_logging, exit_code_of, open_store
 from training.registry import check_recipe
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
@@ -19,17 +19,17 @@ no manifest came in time · 130 stopped by Ctrl-C"""
 # Command -> the file of this folder whose add_<command> adds its options, and its help text.
 _COMMANDS = {
     "run": ("run", "train to the end, or resume where a run is"),
-    "data": ("dataset", "make, check, upload and sync datasets"),
+    "data": ("data", "make, check, upload and sync datasets"),
     "measure": ("measure", "what each stage needs, without a GPU"),
     "describe": ("measure", "what a workload is made of, as JSON"),
-    "count": ("count", "what a step of any model needs, without a GPU or a workload"),
+    "count": ("measure", "what a step of any model needs, without a GPU or a workload"),
     "fail": ("run", "mark a run failed, whoever holds it"),
     "reopen": ("reopen", "let a failed run continue, or resume one from a chosen checkpoint"),
     "export": ("weights", "weights of a run or checkpoint, as a safetensors file"),
     "evaluate": ("weights", "metrics of a run's weights on a split"),
     "predict": ("weights", "what a run's weights predict for each sample"),
     "report": ("report", "a run on one page: curves, attempts, what was lost"),
-    "tensorboard": ("tensorboard", "a run's metrics as TensorBoard event files"),
+    "tensorboard": ("report", "a run's metrics as TensorBoard event files"),
     "sweep": ("sweep", "runs over a grid of overrides, a few at a time"),
     "check": ("proof", "does a workload of your own resume exactly?"),
     "sagemaker": ("sagemaker", "train as the container of a SageMaker training job"),
@@ -40,13 +40,15 @@ _COMMANDS = {
 _UNATTENDED = {"run", "fail", "sweep", "sagemaker", "check", "torture"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, open_store: Callable[[str], Store] = open_store
+) -> int:
+    """Run one command; return the exit code. `run` keeps its run in what `open_store` returns."""
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def act() -> int:
         options = _parser(given[0] if given else "").parse_args(given)
-        options.arguments = given
+        options.arguments, options.open_store = given, open_store
         configure_logging()
         check_recipe(**{name: vars(options).get(name) for name in ("workload", "recipe")})
         is_unattended = given[0] in _UNATTENDED or given[:2] == ["data", "sync"]

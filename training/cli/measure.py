@@ -1,24 +1,28 @@
-"""`python -m training measure | describe`: what each stage needs, and what a workload is made of.
+"""`python -m training measure | describe | count`: needs of stages, a workload, any model's step.
 
 Writes sizing/footprints.json, which `sizing` reads: {"format", "torch", "command", "footprints"}.
 docs/sizing.md explains each key of a footprint; a stage has one for each micro-batch counted.
-`describe` is how cdk synth and a rehearsal see workloads, which they do not import.
+`describe` is how cdk synth and a rehearsal see workloads, which they do not import; `count` is
+started by `python -m sizing model`, which prices what it counts.
 """
 
 import argparse
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from contract.description import WorkloadDescription
 from contract.errors import Exit, UserError
 from contract.readable import table
-from training.cli.run import add_override, checked_file, import_from
+from training.cli.run import add_override, checked_file, import_from, positive_int
 from training.settings import changed
 
 _DEFAULT_OUT = Path("sizing/footprints.json")
@@ -209,7 +213,7 @@ def _measure(options: argparse.Namespace) -> int:
     if overrides and not (options.workload and options.recipe):
         raise UserError("--override needs --workload and --recipe; name the recipe that it changes")
     is_written = not options.check and not (overrides and options.out == _DEFAULT_OUT)
-    (check_out if is_written else _read)(options.out)
+    (_check_out if is_written else _read)(options.out)
     footprints = []
     for workload, recipe in _recipes(options):
         began = time.monotonic()
@@ -228,7 +232,7 @@ def _measure(options: argparse.Namespace) -> int:
         return Exit.FAILED if differing else Exit.FINISHED
     if not is_written:
         return Exit.FINISHED
-    write_footprints(options.out, footprints)
+    _write_footprints(options.out, footprints)
     if not options.json:
         print(f"[ok] {options.out}: {len(footprints)} footprints")
     return Exit.FINISHED
@@ -243,7 +247,7 @@ def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [(name, recipe) for name in names for recipe in load_workload(name).recipes]
 
 
-def check_out(path: Path) -> None:
+def _check_out(path: Path) -> None:
     """Check, before anything is measured, that footprints can be written to a file."""
     if not path.parent.is_dir():
         raise UserError(
@@ -267,7 +271,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def write_footprints(
+def _write_footprints(
     path: Path, footprints: Sequence[Mapping[str, Any]], *, command: str = _COMMAND
 ) -> None:
     """Write the file; recipes that were not measured this time keep their footprints in it."""
@@ -336,10 +340,10 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
 
 def _describe(options: argparse.Namespace) -> int:
     import_from(options.source)
-    from training.engine.job import checked_stages
+    from training.engine.job import ResolvedWorkload
     from training.engine.stage_checks import problems
     from training.preflight.preflight import refuse_dataset
-    from training.registry import fitted, load_workload, parse_overrides, resolve_config
+    from training.registry import fitted, load_workload, parse_overrides
     from training.workload import Workload, implements
 
     workload = load_workload(options.workload)
@@ -350,8 +354,7 @@ def _describe(options: argparse.Namespace) -> int:
     samples = workload.nominal_samples.get(recipe, {})
     meta = _meta(options.manifest) if options.manifest is not None else {}
     overrides = {**fitted(workload, recipe, overrides, meta), **overrides}
-    config = resolve_config(workload, recipe, overrides)
-    stages = checked_stages(workload, config)
+    stages = ResolvedWorkload.of(workload, recipe, overrides).stages
     refuse_dataset(meta, stages)
     rows, why = _footprints(options.workload, recipe, overrides) if options.measure else ([], "")
     described = WorkloadDescription(
@@ -396,5 +399,119 @@ def _footprints(
     except UserError as error:
         return [], str(error)
     except RuntimeError as error:  # torch's own: what it cannot do on fake tensors
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return [], f"its step on fake tensors failed: {said}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return [], f"its step on fake tensors failed: {reason}"
+
+
+def add_count(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `count`."""
+    add = parser.add_argument
+    add(
+        "target",
+        metavar="MODEL",
+        help="package.module:function, which returns (model, batch) or (model, batch, loss); or a "
+        "config.json that the transformers library builds, or its name on the Hugging Face Hub",
+    )
+    add("--batch", type=int, default=8, help="samples of a step, all GPUs together")
+    add("--micro-batch", type=positive_int, help="samples at once on a GPU (default: all)")
+    add("--samples", type=positive_int, help="samples of an epoch (default: those of 1,000 steps)")
+    add("--epochs", type=int, default=1)
+    add("--precision", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    add("--pure", action="store_true", help="parameters and state in bfloat16, too")
+    add("--optimizer", choices=("adamw", "sgd", "adamw-8bit"), default="adamw")
+    add(
+        "--lora",
+        type=positive_int,
+        metavar="RANK",
+        help="train only adapters; the rest is frozen, in --precision",
+    )
+    add("--four-bit", action="store_true", help="with --lora: frozen matrices in 4 bits (QLoRA)")
+    add("--tokens", type=positive_int, help="tokens per sample, for transformers (default: 512)")
+    add("--attention", choices=("sdpa", "eager"), help="for transformers (default: fused)")
+    add("--recompute", action="store_true", help="for transformers: recompute blocks in backward")
+    add("--recipe", default="full", help="name of these settings in the file of --out")
+    add("--out", type=Path, help="write the footprints to this file")
+    parser.set_defaults(act=_count)
+
+
+def _count(options: argparse.Namespace) -> int:
+    _check(options)
+    from training.preflight.standalone import ModelStage
+    from training.workload import Settings, Train
+
+    if options.out:
+        _check_out(options.out)
+    micro_batch = options.micro_batch or options.batch
+    try:
+        settings = Settings(
+            epochs=options.epochs,
+            global_batch=options.batch,
+            micro_batch=micro_batch,
+            eval_batch=micro_batch,
+            # Without autocast, what is already in bfloat16 is computed in it.
+            precision="float32" if options.pure else options.precision,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    samples = {"train": options.samples or 1000 * options.batch, "validation": 0}
+    about = {"workload": options.target, "recipe": options.recipe}
+    make, counting = _maker(options)
+    with counting:
+        stage = ModelStage(options.target, make, settings, options.optimizer)
+        # Counting calls only those methods of a stage that this one has.
+        rows = list(train_footprints(cast(Train, stage), SimpleNamespace(seed=0), samples, about))
+    rows = [{**row, "stage": "model", "loss": stage.loss_is} for row in rows]
+    for row in rows:
+        row["precision"] = options.precision
+        if options.lora:  # adapters and their state are what is saved
+            row["checkpoint_bytes"] = row["gradient_bytes"] + row["optimizer_bytes"]
+    if options.out:
+        _write_footprints(options.out, rows, command="python -m training count")
+    print(json.dumps(rows, indent=1))
+    return Exit.FINISHED
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, before torch is imported."""
+    if ":" in options.target and (options.tokens or options.recompute):
+        raise UserError("--tokens and --recompute are for transformers: the function decides here")
+    if options.pure and options.precision != "bfloat16":
+        raise UserError(f"--pure is bfloat16, not {options.precision}")
+    if options.four_bit and not options.lora:
+        raise UserError("--four-bit freezes the model: add --lora RANK")
+    if options.lora and options.pure:
+        raise UserError("--lora already freezes the model in that precision: leave out --pure")
+
+
+def _maker(
+    options: argparse.Namespace,
+) -> tuple[Callable[[int], tuple[Any, ...]], AbstractContextManager[None]]:
+    """Return a function that makes model and batch for a batch size, and a context to count in."""
+    import torch
+
+    from training.preflight.borrowed import (
+        HuggingFace,
+        adapted,
+        balanced_experts,
+        in_bfloat16,
+    )
+    from training.preflight.standalone import load_function
+
+    # torch would print a traceback before our one sentence.
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
+    counting: AbstractContextManager[None] = nullcontext()
+    make: Callable[[int], tuple[Any, ...]]
+    if ":" in options.target:
+        make = load_function(options.target)
+    else:
+        make = HuggingFace(
+            options.target,
+            tokens=options.tokens,
+            attention=options.attention,
+            recomputes=options.recompute,
+        )
+        counting = balanced_experts()
+    if options.lora:
+        dtype = getattr(torch, options.precision)
+        make = adapted(make, rank=options.lora, dtype=dtype, four_bit=options.four_bit)
+    return (in_bfloat16(make) if options.pure else make), counting

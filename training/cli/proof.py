@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from training.cli import run_program
-from training.cli.run import add_override, positive, positive_int
+from training.cli.run import add_override, add_program, is_program, positive, positive_int
 
 _PROOF = "training.proof"
 
@@ -50,7 +49,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="of a program: how often to kill it before its end (default: %(default)s)",
     )
-    run_program.add(parser)
+    add_program(parser)
     parser.set_defaults(act=_check)
 
 
@@ -67,7 +66,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=1, help="spread the kills over seeds S, S+1, ...")
     add(
         "--workload",
-        default="training.proof.torture.workload:SMALL",
+        default="training.proof.torture.small_workload:SMALL",
         help="a known name, or your own as package.module:NAME (default: a built-in one)",
     )
     add("--recipe", help="or several: a,b (default: the first; all of the built-in one's)")
@@ -99,7 +98,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    if run_program.is_program(options):
+    if is_program(options):
         return _command("check", "program", "check_program")(options)
     if options.name is None:
         raise UserError("nothing to check: name a workload, or pass --program and --source")

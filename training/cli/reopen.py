@@ -87,8 +87,8 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
 
     Nobody can train it at this time: it stays failed until it is reopened.
     """
-    from training.engine.job import ResolvedWorkload, checked_stages
-    from training.registry import load_workload, parse_overrides, resolve_config
+    from training.engine.job import ResolvedWorkload
+    from training.registry import load_workload, parse_overrides
     from training.settings import recorded
 
     head, record = Head.read(store), RunConfig.read(store)
@@ -104,9 +104,8 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
     overrides = {**record.overrides, **given}
     fitted = {name: text for name, text in record.fitted.items() if name not in given}
     workload = load_workload(record.workload)
-    config = resolve_config(workload, record.recipe, {**fitted, **overrides})
-    stages = checked_stages(workload, config)
-    numerics = ResolvedWorkload(workload=workload, config=config, stages=stages).numerics
+    resolved = ResolvedWorkload.of(workload, record.recipe, {**fitted, **overrides})
+    config = resolved.config
     new = replace(
         record,
         overrides=overrides,
@@ -114,7 +113,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
         config={**record.config, **recorded(config)},
         numerics_key={
             **record.numerics_key,
-            "stages": numerics,
+            "stages": resolved.numerics,
             "threads": config.num_threads,
             "deterministic": config.deterministic,
         },

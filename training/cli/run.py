@@ -26,9 +26,9 @@ from contract.grammar import (
     parse_writer,
 )
 from contract.notice import MAX_SECONDS
+from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
-from training.cli import run_program
 from training.durable import (
     Head,
     Hosts,
@@ -292,7 +292,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     _add_notice(parser)
     _add_limits(parser)
     _add_records(parser)
-    run_program.add(parser)
+    add_program(parser)
     parser.set_defaults(act=_run)
 
 
@@ -314,9 +314,8 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # Before anything slow is imported: a signal without a handler would end the process.
     supervisor.begin()
-    if not run_program.is_program(arguments):
-        _wait_without_spinning()
-        _let_segments_grow()
+    if not is_program(arguments):
+        _set_up_torch()
     if os.environ.get("TRAINING_LEADER"):
         supervisor.end_with_rank_0()
     if os.environ.get("RANK", "0") != "0":
@@ -331,19 +330,14 @@ def _run(arguments: argparse.Namespace) -> int:
         supervisor.close()
 
 
-def _wait_without_spinning() -> None:
-    """Make waiting threads sleep: by spinning they would take time from threads on the same cores.
+def _set_up_torch() -> None:
+    """Set what torch reads from the environment, here and in all that inherit it; the user's wins.
 
-    OpenMP reads this when torch is imported; workers and ranks inherit it; the user's own wins.
+    Waiting threads sleep: by spinning they would take time from threads on the same cores. And the
+    GPU allocator's segments may grow: fixed ones, with batches of several shapes, leave gaps that
+    no later tensor fits.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def _let_segments_grow() -> None:
-    """Set torch's GPU allocator for this process, its ranks and trials; the user's own wins.
-
-    With fixed segments, batches of several shapes leave gaps that no later tensor fits.
-    """
     # The second is torch's older name, which it still reads, and before the first.
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -353,11 +347,11 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     checked_folder(scratch)
     if arguments.metrics_file is not None:
         checked_file(arguments.metrics_file)
-    store = open_store(arguments.run_uri)
+    store: Store = arguments.open_store(arguments.run_uri)
     store.patience.deadline = supervisor.interruption.deadline
-    if run_program.is_program(arguments):
+    if is_program(arguments):
         common = _attempt_options(arguments, store, scratch)
-        return run_program.run(arguments, supervisor, common)
+        return _run_program(arguments, supervisor, common)
     _refuse_missing(arguments)
     import_from(arguments.source)
     if _is_same_finished_run(arguments, store):
@@ -376,12 +370,11 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
 
 def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
     """Reserve this run's share of the machine, next to other runs; its ranks hold one together."""
-    from training.preflight.admission import MachineCapacity, Reservations, default_reservations
+    from training.preflight.admission import MachineCapacity, Reservations
 
     if os.environ.get("RANK", "0") != "0":
         return nullcontext()
-    reservations = Reservations(default_reservations())
-    return reservations.reserved(request, MachineCapacity.here(gpu_mib))
+    return Reservations().reserved(request, MachineCapacity.here(gpu_mib))
 
 
 def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
@@ -402,3 +395,122 @@ def _fail(arguments: argparse.Namespace) -> int:
     text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
     print(text + ("" if head.generation else " (no attempt had started)"))
     return Exit.FINISHED
+
+
+# Options of `run` that a program has no use for, with their defaults.
+_OF_WORKLOADS: dict[str, object] = {
+    "workload": None,
+    "recipe": None,
+    "override": [],
+    "init_from": None,
+    "extend_to": None,
+    "memory_limit_mib": None,
+    "no_adapt": False,
+    "num_processes": None,
+    "profile": None,
+}
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a program that knows nothing of this project."""
+    add = parser.add_argument_group(
+        "a program of your own", "docs/container-contract.md says what it finds"
+    ).add_argument
+    add("--program", metavar="COMMAND", help="its command line, such as 'python train.py'")
+    add("--program-file", type=Path, metavar="FILE", help="a program.json with all of these")
+    add("--source", type=Path, metavar="FOLDER", help="its source folder, or a workload's")
+    add("--hyperparameter", action="append", default=[], metavar="NAME=VALUE")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    add("--channel", action="append", default=[], metavar="NAME", help="default: training")
+    add("--working-folder", metavar="FOLDER", help="within the source folder (default: itself)")
+    add("--interpreter", default="", help="what `python` stands for (default: this one)")
+    add("--notice-signal", choices=NOTICE_SIGNALS, help="at a notice (default: SIGTERM)")
+    add(
+        "--quiet-seconds",
+        type=float,
+        help="seconds without a write before the folder is snapshotted (default: 10)",
+    )
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME=REGEX",
+        help="a metric definition as in SageMaker: the group in the expression is the number",
+    )
+    add("--ml-root", type=Path, help="default: /opt/ml if it exists, else in --scratch")
+    add("--instance-type", default="local", help="what SM_CURRENT_INSTANCE_TYPE says")
+
+
+def is_program(arguments: argparse.Namespace) -> bool:
+    """Whether a program is to be run rather than a workload."""
+    return arguments.program is not None or arguments.program_file is not None
+
+
+def _run_program(
+    arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[str, Any]
+) -> int:
+    """Run one attempt of the program; `common` has the options of every attempt."""
+    from training.durable import ProgramOptions, run_program
+
+    program = _program(arguments)
+    source = _source(arguments)
+    store: Store = common["store"]
+
+    options = ProgramOptions(
+        **common,
+        program=program,
+        source=source,
+        dataset_uri=arguments.dataset_uri,
+        root=(arguments.ml_root or ProgramOptions.usual_root(common["scratch"])).absolute(),
+        interpreter=arguments.interpreter,
+        instance_type=arguments.instance_type,
+        hosts=arguments.hosts,
+    )
+    head, record = Head.read(store), RunConfig.read(store)
+    if head and record and head.state == "finished" and record.workload == WORKLOAD:
+        mine, theirs = options.identity(source_sha256(source)), dict(record.config)
+        if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
+            print(f"[ok] {store.uri} is finished already", flush=True)
+            return Exit.FINISHED
+    print(f"[program] {program.command}: below {options.root}, from {source}", flush=True)
+    return run_program(options, supervisor)
+
+
+def _source(arguments: argparse.Namespace) -> Path:
+    source: Path | None = arguments.source
+    if source is None:
+        raise UserError("--source is missing; name the folder of the program")
+    if not source.is_dir():
+        raise UserError(f"the source folder {source} does not exist; check --source")
+    return source
+
+
+def _program(arguments: argparse.Namespace) -> Program:
+    """Return the program of --program-file, or of the options; refuse a workload's options."""
+    for name, default in _OF_WORKLOADS.items():
+        if getattr(arguments, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} is for workloads; a program takes hyperparameters instead")
+    path: Path | None = arguments.program_file
+    options = {
+        "command": arguments.program,
+        "hyperparameters": parse_overrides(arguments.hyperparameter, "--hyperparameter"),
+        "environment": parse_overrides(arguments.env, "--env"),
+        "channels": tuple(arguments.channel),
+        "working_folder": arguments.working_folder,
+        "notice_signal": arguments.notice_signal,
+        "quiet_seconds": arguments.quiet_seconds,
+        "metric_definitions": tuple(parse_overrides(arguments.metric, "--metric").items()),
+    }
+    given = {name: value for name, value in options.items() if value not in (None, {}, ())}
+    if path is None:
+        return Program(**given)
+    if given:
+        raise UserError(
+            f"--program-file and {', '.join(sorted(given))} are both given; "
+            "put everything into the file"
+        )
+    try:
+        return Program.from_json(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); check --program-file") from error

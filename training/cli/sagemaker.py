@@ -181,11 +181,11 @@ def _config(root: Path, name: str) -> dict[str, Any]:
 # As in training.service: three failures in six hours are not a coincidence.
 _MAX_FAILURES, _WITHIN_SECONDS = 3, 6 * 3600.0
 _RESTART_SECONDS = 3.0
-# Bounded, as a process that outlives the trainer holds its standard error open.
+# Bounded, as a process that outlives the command holds its standard error open.
 _LAST_WORDS_SECONDS = 5.0
 # How late SageMaker's SIGKILL may be.
 _LATE_SECONDS = 30.0
-# Prefixes of the trainer's lines that say why it ends.
+# Prefixes of its lines that say why it ends.
 _REASONS = ("error: ", "[failed] ")
 _TRAINING = (sys.executable, "-m", "training")
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -223,30 +223,30 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _train(job: _SageMakerJob) -> int:
-    trainer, code = _import(job)
+    command, code = _import(job)
     if code == Exit.FINISHED:
-        trainer = _Trainer(
+        command = _Command(
             [*_TRAINING, *job.arguments], environment={**job.variables, **os.environ}
         )
-        code = trainer.run()
+        code = command.run()
     if code == Exit.FINISHED:
         # SageMaker makes one archive of all hosts' model folders.
         return _leave_model(job) if job.leads else Exit.FINISHED
-    if trainer.told_at is not None:
-        how = "saved" if code == Exit.INTERRUPTED else f"not saved: {trainer.reason(code)}"
-        return _await_the_end(job, trainer.told_at, how)
-    _write_failure(job.failure_file, _reason_of_run(job) or trainer.reason(code))
+    if command.terminated_at is not None:
+        how = "saved" if code == Exit.INTERRUPTED else f"not saved: {command.reason(code)}"
+        return _await_the_end(job, command.terminated_at, how)
+    _write_failure(job.failure_file, _reason_of_run(job) or command.reason(code))
     return code if code > 0 else Exit.FAILED
 
 
-def _import(job: _SageMakerJob) -> tuple["_Trainer", int]:
+def _import(job: _SageMakerJob) -> tuple["_Command", int]:
     """Make the dataset from the user's own files, which are checked before anything is trained."""
     if job.importing is None or (job.dataset / MANIFEST).is_file():
-        return _Trainer(_TRAINING), Exit.FINISHED
+        return _Command(_TRAINING), Exit.FINISHED
     # A container that was killed may have left part of it.
     shutil.rmtree(job.dataset, ignore_errors=True)
-    importer = _Trainer([*_TRAINING, *job.importing], max_failures=1)
-    return importer, importer.run()
+    command = _Command([*_TRAINING, *job.importing], max_failures=1)
+    return command, command.run()
 
 
 def _reason_of_run(job: _SageMakerJob) -> str | None:
@@ -257,8 +257,8 @@ def _reason_of_run(job: _SageMakerJob) -> str | None:
     return None
 
 
-class _Trainer:
-    """A process of `python -m training`: started again after a crash, told to end when we are."""
+class _Command:
+    """A process of `python -m training`: started again after a crash, and ended when we are."""
 
     def __init__(
         self,
@@ -267,23 +267,23 @@ class _Trainer:
         max_failures: int = _MAX_FAILURES,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.told_at: float | None = None  # when SIGTERM came, on the monotonic clock
+        self.terminated_at: float | None = None  # when SIGTERM came, on the monotonic clock
         self._command = command
         self._sleep = sleep
         self._max_failures = max_failures
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = self._reason = ""  # its last line, and its last that gives a reason
+        self._last_line = self._reason = ""  # its last line, and its last that gives a reason
 
     def run(self) -> int:
         """Train to an end; return the last attempt's exit code, or 75 if SIGTERM came before it."""
-        before = signal.signal(signal.SIGTERM, self._tell)
+        before = signal.signal(signal.SIGTERM, self._pass_on)
         try:
             code: int = Exit.INTERRUPTED
             failed_at: deque[float] = deque(maxlen=self._max_failures)
-            while self.told_at is None:
+            while self.terminated_at is None:
                 code = self._attempt()
-                if code == Exit.INTERRUPTED and self.told_at is None:
+                if code == Exit.INTERRUPTED and self.terminated_at is None:
                     print("[sagemaker] another host is ending; waiting for all of them", flush=True)
                     continue
                 failed_at.append(time.monotonic())
@@ -291,7 +291,7 @@ class _Trainer:
                 are_many = len(failed_at) == self._max_failures
                 if not is_crash or (are_many and failed_at[-1] - failed_at[0] < _WITHIN_SECONDS):
                     break
-                if self.told_at is None:
+                if self.terminated_at is None:
                     print(f"[sagemaker] {self.reason(code)}; trying again", flush=True)
                     self._sleep(_RESTART_SECONDS)
             return code
@@ -300,17 +300,17 @@ class _Trainer:
 
     def reason(self, code: int) -> str:
         """Return why it failed: its own reason, which stacks may follow, else its last line."""
-        said = self._reason or self._said
+        words = self._reason or self._last_line
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"{said} ({how})" if said else f"the trainer ended with {how}"
+        return f"{words} ({how})" if words else f"the command ended with {how}"
 
     def _attempt(self) -> int:
-        self._said = self._reason = ""
+        self._last_line = self._reason = ""
         process = subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         self._process = process
-        if self.told_at is not None:
+        if self.terminated_at is not None:
             process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         listener = threading.Thread(target=self._listen, args=(process.stderr,), daemon=True)
@@ -325,13 +325,13 @@ class _Trainer:
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
                 if text := line.decode(errors="replace").strip():
-                    self._said = text
+                    self._last_line = text
                     if text.startswith(_REASONS):
                         self._reason = text.partition(" ")[2]
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
-        if self.told_at is None:
-            self.told_at = time.monotonic()
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if self.terminated_at is None:
+            self.terminated_at = time.monotonic()
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
 
@@ -354,13 +354,13 @@ def _leave_model(job: _SageMakerJob) -> int:
     return Exit.FINISHED
 
 
-def _await_the_end(job: _SageMakerJob, told_at: float, how: str) -> int:
+def _await_the_end(job: _SageMakerJob, terminated_at: float, how: str) -> int:
     """Wait for SageMaker to kill the container; say so where it does not.
 
     It reads exit code 0 as a completed job and any other as a failed one, and this is neither.
     """
     print(f"[sagemaker] {how}; this container waits for its end", flush=True)
-    while (left := told_at + job.notice_seconds + _LATE_SECONDS - time.monotonic()) > 0:
+    while (left := terminated_at + job.notice_seconds + _LATE_SECONDS - time.monotonic()) > 0:
         time.sleep(min(left, 1.0))
     _write_failure(
         job.failure_file,

@@ -135,7 +135,6 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
     from training.preflight.admission import (
         MachineCapacity,
         Reservations,
-        default_reservations,
         refuse_oversubscription,
         too_many_threads,
     )
@@ -150,7 +149,7 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
         limit = machine.gpu_mib[0] // options.parallel
     request = resource_request("sweep", workload, config, str(dataset), limit)
     requests = [request] * options.parallel
-    others = list(Reservations(default_reservations()).others())
+    others = list(Reservations().others())
     refuse_oversubscription(requests, others, machine)
     warning = too_many_threads(requests, others, machine)
     if warning:

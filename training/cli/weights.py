@@ -137,16 +137,17 @@ def _export_to(options: argparse.Namespace) -> int:
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """Return the stage that a run's weights belong to, and its model with them; read no data."""
     from training.durable import OpenRun, Weights
+    from training.engine.job import ResolvedWorkload
     from training.preflight.standalone import standalone_inputs
-    from training.registry import load_workload, resolve_config
+    from training.registry import load_workload
     from training.workload import Train
 
     run, weights = OpenRun.of_workload(uri), Weights.read(uri, checkpoint)
     workload, record = load_workload(run.record.workload), run.record
-    config = resolve_config(workload, record.recipe, record.all_overrides)
+    resolved = ResolvedWorkload.of(workload, record.recipe, record.all_overrides)
     name = weights.about.get("stage") or run.head.checkpoints[-1].stage
-    stage = next(s for s in workload.stages(config) if isinstance(s, Train) and s.name == name)
-    model = stage.model(standalone_inputs(stage.name, config))
+    stage = next(s for s in resolved.stages if isinstance(s, Train) and s.name == name)
+    model = stage.model(standalone_inputs(stage.name, resolved.config))
     weights.load_into(model, stage.name)
     return stage, model.eval()
 

@@ -29,7 +29,7 @@ from training.durable import (
     opened_dataset,
     run_attempt,
 )
-from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
+from training.engine.job import ResolvedWorkload, RunOptions
 from training.engine.stages import StageSequence
 from training.numerics import code_fingerprint, configure, numerics_key
 from training.registry import facts_of, module_of
@@ -63,7 +63,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
         )
         key = numerics_key(
             device,
-            world=environment.world_size if depends_on_ranks(resolved.stages) else None,
+            world=environment.world_size if resolved.depends_on_ranks else None,
             deterministic=config.deterministic,
             stages=resolved.numerics,
             code=code_fingerprint(module_of(options.workload), *_ROOMS),
@@ -74,12 +74,12 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
         world = World(environment, device)
         job = _WorkloadJob(options, resolved, dataset, world, key)
         if world.leads:
-            _say_what_is_there(options, resolved, dataset, device)
+            _log_beginning(options, resolved, dataset, device)
         with world.leaving(), contextlib.closing(job):
             return job.lead(supervisor) if world.leads else job.follow(supervisor)
 
 
-def _say_what_is_there(
+def _log_beginning(
     options: RunOptions, resolved: ResolvedWorkload, dataset: LocalDataset, device: torch.device
 ) -> None:
     """Log torch, data and config, for whoever watches the machine from far away."""
@@ -140,7 +140,7 @@ class _WorkloadJob:
     def lead(self, supervisor: Supervisor) -> int:
         """Rank 0: hold the run and train; return the exit code of a run that has ended."""
         code = run_attempt(self._options, self, supervisor)
-        if not self._has_begun:  # the run had already ended: tell the other ranks
+        if not self._has_begun:  # the run had already ended: the other ranks end too
             self._world.share((code, None))
         return code
 

@@ -206,6 +206,20 @@ class ResolvedWorkload:
     origin: Origin | None = None
     fitted: Mapping[str, str] = field(default_factory=dict)  # overrides that follow from the data
 
+    @classmethod
+    def of(
+        cls, workload: Workload[Any], recipe: str, overrides: Mapping[str, str]
+    ) -> "ResolvedWorkload":
+        """Resolve a workload as it is: no weights to start from, no memory to adapt to."""
+        config = resolve_config(workload, recipe, overrides)
+        return cls(workload=workload, config=config, stages=checked_stages(workload, config))
+
+    @property
+    def depends_on_ranks(self) -> bool:
+        """Whether the number of ranks changes the bits, because it changes the order of sums."""
+        trained = [stage.settings for stage in self.stages if isinstance(stage, Train)]
+        return any(s.sharding != "none" or s.reduction != "tree" for s in trained)
+
     @property
     def numerics(self) -> dict[str, dict[str, Any]]:
         """By Train stage, the settings that change the bits of a result."""
@@ -221,20 +235,6 @@ class ResolvedWorkload:
             for stage in self.stages
             if isinstance(stage, Train)
         }
-
-
-def depends_on_ranks(stages: Sequence[Prepare | Train]) -> bool:
-    """Whether the number of ranks changes the bits, because it changes the order of sums."""
-    trained = [stage.settings for stage in stages if isinstance(stage, Train)]
-    return any(s.sharding != "none" or s.reduction != "tree" for s in trained)
-
-
-def resolve_workload(options: RunOptions, workload: Workload[Any]) -> ResolvedWorkload:
-    """Resolve a workload as it is: no weights to start from, no memory to adapt to."""
-    config = resolve_config(workload, options.recipe, options.overrides)
-    return ResolvedWorkload(
-        workload=workload, config=config, stages=checked_stages(workload, config)
-    )
 
 
 def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:

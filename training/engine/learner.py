@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from training.durable import (
 )
 from training.durable import is_sharded as has_shards
 from training.engine.batches import MicroBatch
-from training.engine.compilation import compile_blocks
 from training.engine.optimizer import (
     OPTIMIZER_NAMES,
     MovingAverage,
@@ -34,7 +34,13 @@ from training.engine.optimizer import (
     step_in_backward,
     unflatten_state,
 )
-from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
+from training.engine.parallel import (
+    Parallel,
+    broadcast_from_rank_0,
+    is_sharded,
+    named_blocks,
+    parallel,
+)
 from training.engine.reduction import SHARES, share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
@@ -43,8 +49,7 @@ from training.engine.stage_checks import (
     checked_weight,
 )
 from training.randomness import seed_torch
-from training.stage_data import release_prior
-from training.workload import Batch, Inputs, Start, Train, implements
+from training.workload import Batch, Inputs, Start, Train, implements, release_prior
 
 _log = logging.getLogger(__name__)
 
@@ -396,3 +401,21 @@ class _ShareSums:
             self._loss,
             *(number for name in names for number in self._metrics.get(name, (0.0, 0.0))),
         ]
+
+
+def compile_blocks(stage: Train, model: nn.Module, mode: str) -> None:
+    """Let torch compile each block that the stage names, or the whole model; equals share code."""
+    # Not dynamic: whether torch compiles code for all sizes depends on what this process compiled
+    # before, so the bits could differ after an interruption. They also could if the ninth size of
+    # a batch ran uncompiled, as it does by default.
+    from torch._dynamo import config
+
+    config.recompile_limit = config.accumulated_recompile_limit
+    for block in named_blocks(stage, model) or [model]:
+        # Like block.compile(), but through a function of ours: before torch 2.14 a module of one of
+        # torch's own classes, such as nn.Sequential, silently stayed uncompiled.
+        block._compiled_call_impl = torch.compile(partial(_call, block), mode=mode, dynamic=False)
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]

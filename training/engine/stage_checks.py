@@ -45,7 +45,7 @@ def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
     if not isinstance(thing, base):
         yield (
             f"{what} is of class {type(thing).__name__}, which does not subclass "
-            f"training.workload.{base.__name__}: class {type(thing).__name__}({base.__name__})"
+            f"training.{base.__name__}: class {type(thing).__name__}({base.__name__})"
         )
         return
     for name, member in vars(base).items():
@@ -56,7 +56,7 @@ def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
                 yield f"{what}: {name} must take {_parameters(member)}"
     for name in base.REQUIRED:
         if not hasattr(thing, name):
-            yield f"{what} has no {name}; see training.workload.{base.__name__}"
+            yield f"{what} has no {name}; see training.{base.__name__}"
 
 
 def _takes(method: Any, like: Callable[..., Any]) -> bool:
@@ -78,7 +78,7 @@ def _parameters(method: Callable[..., Any]) -> str:
 def checked_start(stage: Train, start: Any) -> Start:
     """Check the result of `Train.start`."""
     if not isinstance(start, Start):
-        raise _wrong(stage, "start", start, "training.workload.Start, or Start() if nothing failed")
+        raise _wrong(stage, "start", start, "training.Start, or Start() if nothing failed")
     return start
 
 
@@ -114,7 +114,7 @@ def checked_optimizer(stage: Train, optimizer: Any, model: nn.Module) -> Optimiz
 def checked_loss(stage: Train, loss: Any) -> Loss:
     """Check the result of `Train.loss`; cheap, because it runs for every micro-batch."""
     if not isinstance(loss, Loss):
-        raise _wrong(stage, "loss", loss, "training.workload.Loss(total=...)")
+        raise _wrong(stage, "loss", loss, "training.Loss(total=...)")
     total, mean = loss.total, loss.mean
     if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
         raise UserError(
@@ -149,7 +149,7 @@ def checked_weight(stage: Train, weight: Any, step: int) -> float:
 def checked_partial(stage: Train, partial: Any) -> Partial:
     """Check the result of `Train.evaluate`."""
     if not isinstance(partial, Partial):
-        raise _wrong(stage, "evaluate", partial, "training.workload.Partial(sums=..., tensors=...)")
+        raise _wrong(stage, "evaluate", partial, "training.Partial(sums=..., tensors=...)")
     return partial
 
 
@@ -175,13 +175,13 @@ def checked_order(samples: Samples, epoch: int, seed: int, *, twice: bool) -> ND
     if not _is_permutation(order, count):
         raise UserError(
             f"split 'train': order({epoch}, {seed}) does not return each of {count} indices "
-            "exactly once; use training.randomness.shuffled(len, epoch, seed), and never change "
+            "exactly once; use Samples.order(self, epoch, seed), and never change "
             "the number of samples"
         )
     if twice and not np.array_equal(_indices(samples, epoch, seed), order):
         raise UserError(
             f"split 'train': order({epoch}, {seed}) returns another order each time; it must be a "
-            "function of epoch and seed: use training.randomness.shuffled(len, epoch, seed)"
+            "function of epoch and seed: use Samples.order(self, epoch, seed)"
         )
     return order.astype(np.int64, copy=False)
 
@@ -250,7 +250,7 @@ def _recipe(workload: Any, make: Callable[[], Any]) -> Iterator[str]:
         yield "two calls of stages(config) return different stages; it must be a function of config"
     for rung in workload.rungs(config):
         if not isinstance(rung, Rung):
-            yield f"rungs(config) returns a {type(rung).__name__}; return training.workload.Rung"
+            yield f"rungs(config) returns a {type(rung).__name__}; return training.Rung"
         elif type(rung.apply(config)) is not type(config):
             yield f"rung {rung.name!r} must return a {type(config).__name__}"
 
@@ -277,11 +277,4 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
         if kind is Train and settings is not None and not isinstance(settings, Settings):
             yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; return Settings"
     if not any(isinstance(stage, Train) for stage in stages):
-        yield "no stage trains; at least one must subclass training.workload.Train"
-
-
-def describe(workload: Any, recipe: str) -> str:
-    """One line with the recipes and the stages of one, for the start of the report."""
-    stages = workload.stages(workload.recipes[recipe]())
-    kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
-    return f"recipes {', '.join(sorted(workload.recipes))}; stages of {recipe}: {kinds}"
+        yield "no stage trains; at least one must subclass training.Train"

@@ -33,8 +33,7 @@ from training.engine.loop import StageLoop
 from training.engine.optimizer import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.step_log import longest, sentence
-from training.stage_data import PriorTensors
-from training.workload import Inputs, OptimizerState, Prepare, Prior, Train
+from training.workload import Inputs, OptimizerState, Prepare, Prior, PriorTensors, Train
 
 _log = logging.getLogger(__name__)
 
@@ -287,11 +286,11 @@ class StageSequence:
 def _bottleneck(position: Position, device: str) -> dict[str, Any]:
     """Return the stages' times, and a sentence on what bound the stage that took the most."""
     found = longest(position.times)
-    said = sentence(*found, device) if found else None
-    if said is None:
+    text = sentence(*found, device) if found else None
+    if text is None:
         return {}
-    _log.info("[bottleneck] %s", said)
-    return {"bottleneck": said, "times": dict(position.times)}
+    _log.info("[bottleneck] %s", text)
+    return {"bottleneck": text, "times": dict(position.times)}
 
 
 def _accuracies(position: Position) -> dict[str, float]:

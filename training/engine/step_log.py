@@ -1,7 +1,7 @@
 """The duration and record of each step, and a stage's bottleneck: what its time went into.
 
 A loader that keeps up has its batches ready: without waiting, data is not the bottleneck. If the
-trainer waits, the work of the loader's processes tells what for.
+trainer waits, the work of the loader's processes shows what for.
 """
 
 import math

@@ -36,7 +36,7 @@ _USABLE_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceRequest:
-    """What one run needs from a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
+    """A run's needs on a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
 
     run: str
     data_mib: int  # of data read into each process's own memory; mapped files are shared
@@ -68,7 +68,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineCapacity:
-    """What a machine has available; None if the system does not report it."""
+    """A machine's free resources; None if the system does not report it."""
 
     free_host_mib: int | None
     vcpus: int
@@ -89,7 +89,7 @@ class MachineCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reservation:
-    """What another run has reserved, and how much of that it already uses."""
+    """Another run's reservation, and how much of it is in use already."""
 
     request: ResourceRequest
     used_mib: int = 0
@@ -156,8 +156,8 @@ def _refuse_full_gpu(
 class Reservations:
     """The reservations of this machine's runs, one file each, in a folder that all users share."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir(), "training-reservations")
 
     @contextmanager
     def reserved(self, request: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
@@ -304,8 +304,3 @@ def _is_gpu_full() -> bool:
     except (RuntimeError, AssertionError):  # the device has failed, or there is none
         return False
     return free < _HANDLE_BYTES
-
-
-def default_reservations() -> Path:
-    """The folder with the reservations of this machine's runs."""
-    return Path(tempfile.gettempdir()) / "training-reservations"

@@ -99,8 +99,8 @@ def _read(target: str) -> Any:
     try:
         return AutoConfig.from_pretrained(target)
     except (ValueError, TypeError, OSError, ArithmeticError, StrictDataclassError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"transformers cannot read {target}: {said}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"transformers cannot read {target}: {reason}") from None
 
 
 def _class_of(config: Any) -> Any:

@@ -31,7 +31,7 @@ from training.engine.stage_checks import problems
 from training.numerics import device_of
 from training.preflight.admission import ResourceRequest, is_out_of_memory, limit_memory
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
-from training.registry import dataset_refusals, fitted, load_workload, resolve_config
+from training.registry import dataset_refusals, fitted, load_workload
 from training.workload import Prepare, Train, Workload, implements
 
 _log = logging.getLogger(__name__)
@@ -69,8 +69,7 @@ def preflight(options: RunOptions) -> _Preflight:
     meta = _meta(options.dataset_uri) if record is None else None
     overrides_of_data = _fitted(workload, options, meta) if record is None else record.fitted
     overrides = {**overrides_of_data, **options.overrides}
-    config = resolve_config(workload, options.recipe, overrides)
-    checked_stages(workload, config)
+    config = ResolvedWorkload.of(workload, options.recipe, overrides).config
     origin = _resolve_origin(options, record, workload, config)
     limit = options.memory_limit_mib
     is_limited = torch.cuda.is_available() or limit is not None

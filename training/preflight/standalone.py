@@ -110,9 +110,9 @@ def _refusing_errors(target: str) -> Iterator[None]:
     except (UserError, *_READS):
         raise
     except Exception as error:  # the function's own code: it may raise anything
-        said = (str(error).strip().splitlines() or ["no message"])[0]
+        message = (str(error).strip().splitlines() or ["no message"])[0]
         raise UserError(
-            f"model {target!r} raised {type(error).__name__}: {said} ({_place_of(error)}); "
+            f"model {target!r} raised {type(error).__name__}: {message} ({_place_of(error)}); "
             "correct it"
         ) from error
 

@@ -5,3 +5,20 @@ it. A program's lives: `check.player`. `compare` compares a run with the uninter
 of the bundle that instances run; nothing in the engine imports it. Uses training/engine,
 training/preflight and the rooms below them.
 """
+
+from typing import TYPE_CHECKING
+
+from contract import door
+
+if TYPE_CHECKING:
+    from training.proof.check.player import ExitKind, Lives
+    from training.proof.check.reports import Account
+    from training.proof.injector import Injector, StatusFile
+    from training.proof.store_faults import misbehaving
+else:
+    __getattr__ = door.of(__name__)
+
+# fmt: off
+__all__ = [
+    "Account", "ExitKind", "Injector", "Lives", "StatusFile", "misbehaving",
+]

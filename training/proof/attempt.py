@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
+from training import ResolvedWorkload, RunOptions, load_workload, run_workload
 from training.durable import (
     Checkpointer,
     Hosts,
@@ -30,12 +31,9 @@ from training.durable import (
     exit_code_of,
     open_store,
 )
-from training.engine.attempt import run_workload
-from training.engine.job import RunOptions, resolve_workload
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
 from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
-from training.registry import load_workload
 
 EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.
@@ -198,7 +196,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     workload = load_workload(request.workload)
     if request.is_short:
         workload = shortened(workload, request.num_steps)
-    resolved = resolve_workload(options, observed(workload, injector))
+    resolved = ResolvedWorkload.of(observed(workload, injector), request.recipe, request.overrides)
     return run_workload(options, resolved, supervisor)
 
 

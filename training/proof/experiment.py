@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from contract.errors import UserError
+from training import Workload
 from training.durable import LocalDataset, Store, open_store
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.compare import RunOutcome, read_outcome
 from training.proof.injector import Kill, send, send_signal
-from training.workload import Workload
 
 _POLL_SECONDS = 0.002
 # How long the other ranks may take to exit after rank 0.
@@ -272,7 +272,7 @@ def made_dataset(given: str | None, workload: Workload[Any], count: int, folder:
             os._exit(code)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = pipe.read()
+        message = pipe.read()
     if os.waitpid(pid, 0)[1] != 0:
-        raise UserError(said or f"workload {workload.name!r} cannot make its dataset; see above")
+        raise UserError(message or f"workload {workload.name!r} cannot make its dataset; see above")
     return folder

@@ -14,22 +14,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from contract.errors import UserError
-from training.engine.job import PrepareProxy, Restaged, TrainProxy
-from training.engine.stage_checks import checked_order, samples_of
-from training.proof.injector import Injector
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
     Order,
     Partial,
     Prepare,
+    PrepareProxy,
+    Restaged,
     Samples,
     Settings,
     Start,
     Train,
+    TrainProxy,
     Workload,
+    checked_order,
+    samples_of,
 )
+from training.proof.injector import Injector
 
 _NUM_EPOCHS = 2
 _FULL_STEPS = 3
@@ -141,9 +144,8 @@ class _FewSamples(Samples):
                 raise UserError(
                     f"{self.what}: get({index}, rng) returns different samples for the same state "
                     "of rng. Code that draws from the generators of torch, numpy or random, like "
-                    "torchvision's transforms, goes below `with drawing_from(rng):` (from "
-                    "training.workload import drawing_from), or the dataset into a DatasetSamples "
-                    "of that module"
+                    "torchvision's transforms, goes below `with drawing_from(rng):` (from training "
+                    "import drawing_from), or the dataset into a training.DatasetSamples"
                 )
         return item
 

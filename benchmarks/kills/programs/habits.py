@@ -294,7 +294,7 @@ def main():
             pending = step
         if pending and habit.finished():
             if commits:
-                from training.program import commit
+                from training import commit
 
                 commit()
             say(saved=pending)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.kills import command
 from benchmarks.kills.command import is_damaged, measure, table_line
 from benchmarks.kills.rows import ROWS, WAYS, Row
-from training.proof.check.player import EXITS, ExitKind, Lives
+from training.proof.check.player import ExitKind, Lives
 from training.proof.check.reports import Account
 
 
@@ -25,7 +25,7 @@ def test_each_exit_is_played_until_it_has_its_kills(
     row = Row(name="in-place", words="habits.py in-place", answers=["a", "b"])
     monkeypatch.setattr(command, "ROWS", [row])
     account = Account(final="a", ids={1: [1]}, kills=2)
-    monkeypatch.setattr(command, "uninterrupted", lambda lives: account)
+    monkeypatch.setattr(Lives, "uninterrupted", lambda lives: account)
     played = []
 
     def killed(lives: Lives, how: str, answers: Sequence[str], rng: random.Random) -> Account:
@@ -33,10 +33,10 @@ def test_each_exit_is_played_until_it_has_its_kills(
         assert (lives.folder / "source" / "habits.py").exists()
         return account
 
-    monkeypatch.setattr(command, "killed", killed)
+    monkeypatch.setattr(Lives, "killed", killed)
     (line,) = measure(given(tmp_path, ways=["alone"], kills=3))
     assert line["kills"] == 12 and line["bits equal"] == "6 of 6" and line["torn"] == "0"
-    assert played == [one for how in EXITS for one in ((how, "a", "b", "a"), (how, "a"))]
+    assert played == [one for how in Lives.EXITS for one in ((how, "a", "b", "a"), (how, "a"))]
     assert measure(given(tmp_path, hours=0.0)) == []
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.kills import QUIET_SECONDS, RATE, page
 from benchmarks.kills.rows import ROWS
-from training.proof.check.player import MOST_FAILED_STARTS, NOTICE_SECONDS
+from training.proof.check.player import MOST_FAILED_STARTS, Lives
 
 
 def test_the_page_is_what_the_results_say() -> None:
@@ -18,7 +18,7 @@ def test_the_page_is_what_the_results_say() -> None:
 def test_the_page_s_text_has_the_numbers_of_the_runs() -> None:
     text = " ".join(page.PAGE.read_text().split())
     for words in (
-        f"a notice, with the end {NOTICE_SECONDS:g} s later",
+        f"a notice, with the end {Lives.NOTICE_SECONDS:g} s later",
         f"{RATE:.0%} of the store's answers",
         f"a folder is quiet after {QUIET_SECONDS:g} s",
         f"failed {MOST_FAILED_STARTS} times in a row",

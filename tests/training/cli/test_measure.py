@@ -23,7 +23,7 @@ from training.cli.measure import (
 from training.registry import WORKLOADS
 from training.settings import Settings, changed
 from training.workload import Loss, Train
-from training.workloads.growth.workload import GROWTH
+from training.workloads.growth.growth_workload import GROWTH
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / _DEFAULT_OUT

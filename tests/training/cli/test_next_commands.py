@@ -10,12 +10,12 @@ import pytest
 
 from stacks.parameters import StackParameters
 from tests.training.workloads.imagenet.photographs import command, fill
-from training.cli import next_commands
+from training.cli import data
 from training.cli.main import main
 from training.durable.sources import SourceFile
 from training.registry import load_workload, workable
 from training.workload import Progress, Workload
-from training.workloads.imagenet.workload import IMAGENET
+from training.workloads.imagenet.imagenet_workload import IMAGENET
 
 META = {"classes": ["a", "b"], "splits": {"train": 291, "validation": 33}}
 
@@ -44,7 +44,7 @@ def test_few_photographs_get_commands_that_synth_accepts_from_any_folder(
     (run,) = found["here"]
     assert "--dataset-uri" in shlex.split(run) and "my data" in shlex.split(run)
     move, upload, deploy = found["on_ec2"]
-    assert shlex.split(move) == ["cd", str(next_commands._ROOT)]
+    assert shlex.split(move) == ["cd", str(data._ROOT)]
     assert shlex.split(upload)[5] == str(tmp_path / "my data")
     assert upload.endswith(" --dataset-uri s3://DATASET-BUCKET/my-data")
     given = parameters(deploy)
@@ -67,10 +67,10 @@ def test_few_photographs_get_commands_that_synth_accepts_from_any_folder(
 def test_a_deploy_reads_the_dataset_where_it_was_stored(
     monkeypatch: pytest.MonkeyPatch, where: str, uri: str | None, dataset: str
 ) -> None:
-    monkeypatch.setattr(next_commands, "_advised", lambda *_: ("", {"size": "g5.xlarge"}))
-    monkeypatch.setattr(next_commands, "_refused", lambda _: "")
+    monkeypatch.setattr(data, "_advised", lambda *_: ("", {"size": "g5.xlarge"}))
+    monkeypatch.setattr(data, "_refused", lambda _: "")
     manifest = {"meta": META, "files": []}
-    found = next_commands.show_next("imagenet", IMAGENET, manifest, where, uri)
+    found = data.show_next("imagenet", IMAGENET, manifest, where, uri)
     given = parameters(found["on_ec2"][-1])
     assert given["dataset"] == dataset
     assert ("dataset_manifest" in given) == (not where.startswith("s3://"))
@@ -80,21 +80,19 @@ def test_a_dataset_that_a_volume_does_not_hold_gets_a_larger_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where neither sizing nor stacks are installed."""
-    monkeypatch.setattr(next_commands.sys, "executable", "false")
+    monkeypatch.setattr(data.sys, "executable", "false")
     manifest = {"meta": META, "files": [{"name": "a", "bytes": 300 << 30}]}
-    found = next_commands.show_next("imagenet", IMAGENET, manifest, "s3://b/large", None)
+    found = data.show_next("imagenet", IMAGENET, manifest, "s3://b/large", None)
     assert parameters(found["on_ec2"][-1])["data_volume.gib"] == "330"
 
 
 def test_fails_to_print_a_deploy_that_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
     meta = {**META, "splits": {"train": 2000, "validation": 0}}
-    found = next_commands.show_next("imagenet", IMAGENET, {"meta": meta, "files": []}, "data", None)
+    found = data.show_next("imagenet", IMAGENET, {"meta": meta, "files": []}, "data", None)
     assert found["here"] == found["on_ec2"] == []
     assert found["on_ec2_refused"] == "split validation has no samples; add some"
     assert "deploy" not in capsys.readouterr().out
-    found = next_commands.show_next(
-        "imagenet", IMAGENET, {"meta": META, "files": []}, "s3://bucket", None
-    )
+    found = data.show_next("imagenet", IMAGENET, {"meta": META, "files": []}, "s3://bucket", None)
     assert "dataset is ''; use a key prefix" in found["on_ec2_refused"]
 
 

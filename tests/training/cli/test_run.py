@@ -316,8 +316,8 @@ def test_a_run_lets_a_gpu_s_segments_grow_and_threads_sleep_unless_it_is_told_ot
 
 
 ALLOCATOR = """
-from training.cli.run import _let_segments_grow
-_let_segments_grow()
+from training.cli.run import _set_up_torch
+_set_up_torch()
 import torch
 print(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
 """
@@ -347,7 +347,7 @@ def test_the_engine_names_no_workload_and_no_stage() -> None:
         workload = load_workload(known)
         names |= {s.name for make in workload.recipes.values() for s in workload.stages(make())}
     training = Path(__file__).parents[3] / "training"
-    # A workload's package names what it likes: .../training/workloads/trajectory/workload.py.
+    # A workload's package names what it likes: training/workloads/trajectory/.
     own = {training / module_of(known).split(".")[1] for known in WORKLOADS}
     for path in training.rglob("*.py"):
         if path.name != "registry.py" and own.isdisjoint(path.parents):

@@ -20,7 +20,7 @@ from stacks.sagemaker.request import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import _read_job, _Trainer
+from training.cli.sagemaker import _Command, _read_job
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 
@@ -189,7 +189,7 @@ def test_several_hosts_train_together_and_the_first_leaves_the_model(
         "--hosts=algo-2@algo-1,algo-2",
     )
     assert job.variables == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    monkeypatch.setattr(_Trainer, "run", lambda self: 0)
+    monkeypatch.setattr(_Command, "run", lambda self: 0)
     assert main(["sagemaker", f"--ml-root={tmp_path}"]) == 0
     assert list((tmp_path / "model").iterdir()) == []
 
@@ -204,8 +204,8 @@ def test_a_container_waits_with_the_others_where_another_host_was_told_to_end(
     assert capfd.readouterr().out.count("another host is ending; waiting for all of them") == 4
 
 
-def _trainer(program: str) -> _Trainer:
-    return _Trainer([sys.executable, "-c", program], sleep=lambda seconds: None)
+def _trainer(program: str) -> _Command:
+    return _Command([sys.executable, "-c", program], sleep=lambda seconds: None)
 
 
 def test_a_crash_is_tried_three_times_and_a_mistake_once(
@@ -216,7 +216,7 @@ def test_a_crash_is_tried_three_times_and_a_mistake_once(
     assert crashing.run() == 1 and crashing.reason(1) == "out of luck (exit code 1)"
     assert (tmp_path / "tries").read_text() == "xxx"
     mistaken = _trainer(f"{count}; raise SystemExit(2)")
-    assert mistaken.run() == 2 and mistaken.reason(2) == "the trainer ended with exit code 2"
+    assert mistaken.run() == 2 and mistaken.reason(2) == "the command ended with exit code 2"
     assert (tmp_path / "tries").read_text() == "xxxx"
     assert "out of luck (exit code 1); trying again" in capfd.readouterr().out
     lost = _trainer(
@@ -224,7 +224,7 @@ def test_a_crash_is_tried_three_times_and_a_mistake_once(
     )
     assert lost.run() == 1 and lost.reason(1) == "host b is lost (exit code 1)"
     killed = _trainer("import os; os.kill(os.getpid(), 9)")
-    assert killed.run() == -9 and killed.reason(-9) == "the trainer ended with signal SIGKILL"
+    assert killed.run() == -9 and killed.reason(-9) == "the command ended with signal SIGKILL"
 
 
 def test_three_crashes_of_days_do_not_end_a_job(
@@ -238,7 +238,7 @@ def test_three_crashes_of_days_do_not_end_a_job(
 
 def _ended_with(code: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a container whose trainer ends so."""
-    monkeypatch.setattr(_Trainer, "run", lambda self: code)
+    monkeypatch.setattr(_Command, "run", lambda self: code)
     _given(root, workload="w", recipe="r", run__uri=str(root / "run-1"))
     return main(["sagemaker", f"--ml-root={root}"])
 
@@ -282,7 +282,7 @@ def test_a_notice_to_a_trainer_that_has_not_begun_reaches_it() -> None:
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
     began = time.monotonic()
     assert trainer.run() == -signal.SIGTERM
-    assert trainer.told_at is not None and time.monotonic() - began < 60
+    assert trainer.terminated_at is not None and time.monotonic() - began < 60
 
 
 def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
-from training.cli.tensorboard import _EventFiles, _Follower
+from training.cli.report import _EventFiles, _Follower
 from training.durable.store.folder import FolderStore
 
 pytest.importorskip("tensorboard")

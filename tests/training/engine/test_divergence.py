@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.training import tiny
 from tests.training.hooks import at_rank, interrupt_at, notice
 from tests.training.runs import AVERAGED, Run, assert_equal
-from training.cli.tensorboard import _write_event_files
+from training.cli.report import _write_event_files
 from training.durable.record.history import History
 from training.workload import Inputs
 

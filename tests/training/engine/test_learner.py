@@ -21,8 +21,7 @@ from training.engine.job import TrainProxy
 from training.engine.learner import Learner
 from training.preflight.standalone import standalone_inputs
 from training.settings import changed
-from training.stage_data import PriorTensors
-from training.workload import Batch, Inputs, Loss, Prior, Start, Train
+from training.workload import Batch, Inputs, Loss, Prior, PriorTensors, Start, Train
 
 CONFIG = tiny_config(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")
 

@@ -70,7 +70,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
         (lambda: stage_checks.checked_weight(STAGE, -1.0, 4), "step 5 have the total weight -1.0"),
         (
             lambda: stage_checks.checked_start(STAGE, None),
-            "start returned None; return training.work",
+            "start returned None; return training.St",
         ),
         (
             lambda: stage_checks.checked_optimizer(STAGE, None, MODEL),
@@ -82,7 +82,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
         ),
         (
             lambda: stage_checks.checked_partial(STAGE, {}),
-            "evaluate returned a dict; return training.work",
+            "evaluate returned a dict; return training.Par",
         ),
         (
             lambda: stage_checks.checked_metrics(STAGE, None),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.preflight.counting import Convolutions
+from training.preflight.footprint import Convolutions
 
 BATCH, SIDE, BEFORE, AFTER = 2, 8, 4, 6
 FORWARD = 2 * BATCH * AFTER * SIDE * SIDE * BEFORE * 3 * 3

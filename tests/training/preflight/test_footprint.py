@@ -22,7 +22,7 @@ from training.engine.parallel import parallel
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
 from training.workload import Batch, Inputs, Loss, Probe, Settings, Train
 from training.workloads.trajectory.config import laptop
-from training.workloads.trajectory.workload import TRAJECTORY
+from training.workloads.trajectory.trajectory_workload import TRAJECTORY
 
 IN, OUT, BATCH = 1024, 256, 64
 FLOAT = 4

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import training
 from contract.errors import UserError
 from contract.program import Program
 from contract.run_env import NAMES
@@ -23,8 +22,8 @@ from training.durable.program.container import (
 )
 from training.durable.program.process import resolve_command
 
-# Where `from training.program import commit` is found.
-_BUNDLE_FOLDER = str(Path(training.__file__).parent.parent)
+# Where `from training import commit` is found.
+_BUNDLE_FOLDER = str(Path(__file__).parents[3])
 _SM_VARIABLE = re.compile(r"\$(?:\{(SM_[^}]*)\}|(SM_\w+))")
 # Variables for this process alone: its service's, its launcher's, and the stack's decisions.
 _OWN = re.compile(

@@ -12,8 +12,8 @@ from typing import Any
 
 from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
+from training import ResolvedWorkload, Train, load_workload, parse_overrides, problems
 from training.durable import Head, Store
-from training.engine.stage_checks import describe, problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences
 from training.proof.experiment import (
@@ -24,8 +24,6 @@ from training.proof.experiment import (
     refuse_started_cuda,
 )
 from training.proof.injector import Kill
-from training.registry import load_workload, parse_overrides, resolve_config
-from training.workload import Train
 
 # The next attempt waits this long after a kill. It may be short, as no two attempts run at once.
 _LEASE_TTL_SECONDS = 2.0
@@ -49,9 +47,11 @@ def check(options: argparse.Namespace) -> int:
         return _end(options, began, found, [])
     recipe = options.recipe or next(iter(workload.recipes))
     overrides = parse_overrides(options.override)
-    config = resolve_config(workload, recipe, overrides)
+    stages = ResolvedWorkload.of(workload, recipe, overrides).stages
     parse_interval(options.checkpoint_interval)
-    _print(options, f"[ok] protocol: {describe(workload, recipe)}")
+    kinds = ", ".join(f"{'train' if isinstance(s, Train) else 'prepare'} {s.name}" for s in stages)
+    recipes = ", ".join(sorted(workload.recipes))
+    _print(options, f"[ok] protocol: recipes {recipes}; stages of {recipe}: {kinds}")
     # torch imports it with the first optimizer: 3 s that the forked attempts need not repeat.
     import torch
     import torch._dynamo
@@ -89,7 +89,7 @@ def check(options: argparse.Namespace) -> int:
             found = [f"two runs without interruption differ: {text}" for text in differing]
             return _end(options, began, found, [])
         _print(options, "[ok] repeated run: the same weights, losses and sample ids")
-        planned = _plan(workload.stages(config), options.steps)
+        planned = _plan(stages, options.steps)
         ours, reached = _interrupted(runs, "interrupted", planned)
         found = [
             *(f"the interrupted run differs: {text}" for text in differences(ours, whole)),
@@ -145,11 +145,11 @@ def _interrupted(
             raise UserError(f"the last attempt {_ended(result)}")
         is_killed = kill.kind == "kill"
         where = f"stage {kill.stage!r}, {_UNITS[kill.phase or '']} {kill.occurrence}"
-        said = f"{'killed' if is_killed else 'interrupted'} at {where}"
+        how = f"{'killed' if is_killed else 'interrupted'} at {where}"
         if result.code != (-signal.SIGKILL if is_killed else Exit.INTERRUPTED):
-            raise UserError(f"{said}: the attempt {_ended(result)}")
+            raise UserError(f"{how}: the attempt {_ended(result)}")
         left.remove(kill)
-        reached[kill] = f"{said}; {_resumes_from(runs.store(name))}" if is_killed else said
+        reached[kill] = f"{how}; {_resumes_from(runs.store(name))}" if is_killed else how
 
 
 def _resumes_from(store: Store) -> str:
@@ -202,7 +202,7 @@ def _end(
         }
         print(json.dumps(record, indent=1))
     else:
-        for line in (*(f"  {said}" for said in reached), *(f"[failed] {why}" for why in found)):
+        for line in (*(f"  {how}" for how in reached), *(f"[failed] {why}" for why in found)):
             print(line)
     if not found:
         _print(

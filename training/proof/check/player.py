@@ -15,15 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from contract.errors import Exit
 from training.durable import QuietTime
-from training.proof.check.reports import Account, Said, recorded
+from training.proof.check.reports import Account, Report, recorded
 
 ExitKind: TypeAlias = Literal["kill", "notice", "shutdown"]
-EXITS: Sequence[ExitKind] = get_args(ExitKind)
-NOTICE_SECONDS = 10.0
 MOST_FAILED_STARTS = 4
 # The time until a shutdown kills: our service ends by itself; `docker stop` allows 10 s.
 _SHUTDOWN_SECONDS, _ALONE_SECONDS = 60.0, 10.0
@@ -46,6 +44,8 @@ class End:
 class Lives:
     """The lives of one run, with their files in a folder; each has its own log."""
 
+    EXITS: ClassVar[Sequence[ExitKind]] = get_args(ExitKind)
+    NOTICE_SECONDS: ClassVar = 10.0
     folder: Path
     options: Sequence[str] = ()  # of `run`: the program, and how it is run
     run_uri: str = ""  # default: in the folder
@@ -67,7 +67,7 @@ class Lives:
         """The folder to which the program saves."""
         return self.folder / ("disk" if self.alone else "machine/ml") / "checkpoints"
 
-    def said(self) -> Sequence[Said]:
+    def reports(self) -> Sequence[Report]:
         """Return what the program reports in the current life."""
         return recorded(self.log, "at")
 
@@ -111,6 +111,45 @@ class Lives:
         shutil.rmtree(machine.rename(self.folder / f"gone-{self.number}"), ignore_errors=True)
         return code
 
+    def uninterrupted(self) -> Account:
+        """Run a program that reports to its end; RuntimeError if it does not come there."""
+        code, account = self.live(limit=_LIMIT_SECONDS), Account()
+        account.live(self.reports(), "uninterrupted")
+        if account.final is None:
+            raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {self.log}")
+        return account
+
+    def killed(
+        self, how: ExitKind, answers: Sequence[str], rng: random.Random, span: float = 4.0
+    ) -> Account:
+        """Run a program that reports to its end; kills hit it while it trains, one for each answer.
+
+        An answer is the program's to SIGTERM, which it reads from ANSWER. A kill comes within
+        `span` seconds after a life's first step, or twice as much if it was to hit a save.
+        """
+        run, failed_starts = Account(), 0
+        shutdown_seconds = _ALONE_SECONDS if self.alone else _SHUTDOWN_SECONDS
+        seconds = {"kill": 0.0, "notice": self.NOTICE_SECONDS, "shutdown": shutdown_seconds}[how]
+        while run.final is None:
+            is_hit = run.kills < len(answers)
+            answer = self.environment["ANSWER"] = answers[run.kills % len(answers)]
+            end = End(exit=how, is_due=_Moment(self, rng, span).is_due, seconds=seconds)
+            code = self.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
+            reports, name = self.reports(), f"{self.log} ({answer})"
+            run.live(reports, name)
+            is_trained = any("step" in one for one in reports)
+            run.kills += is_hit and is_trained and run.final is None
+            # After anything else, such as an unreadable store, another machine continues.
+            is_failed = code in (Exit.FAILED, Exit.USER, -signal.SIGKILL)
+            if is_failed and not is_trained and not any("torn" in one for one in reports):
+                run.torn.append(f"{name}: exit code {code}")
+            failed_starts = 0 if is_trained else failed_starts + is_failed
+            is_stuck = not is_hit and code == -signal.SIGKILL
+            if run.final is None and (is_stuck or failed_starts == MOST_FAILED_STARTS):
+                run.never_back.append(f"{self.log}: exit code {code}")
+                break
+        return run
+
     def _command(self, machine: Path, options: Sequence[str]) -> list[str]:
         return [
             *(sys.executable, "-m", self.trainer, "run", *self.options, *options),
@@ -127,47 +166,6 @@ class Lives:
         for folder in (self.checkpoints, model):
             folder.mkdir(parents=True, exist_ok=True)
         return {"SM_CHECKPOINT_DIR": str(self.checkpoints), "SM_MODEL_DIR": str(model)}
-
-
-def uninterrupted(lives: Lives) -> Account:
-    """Run a program that reports to its end; RuntimeError if it does not come there."""
-    code, account = lives.live(limit=_LIMIT_SECONDS), Account()
-    account.live(lives.said(), "uninterrupted")
-    if account.final is None:
-        raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {lives.log}")
-    return account
-
-
-def killed(
-    lives: Lives, how: ExitKind, answers: Sequence[str], rng: random.Random, span: float = 4.0
-) -> Account:
-    """Run a program that reports to its end; kills hit it while it trains, one for each answer.
-
-    An answer is the program's to SIGTERM, which it reads from ANSWER. A kill comes within `span`
-    seconds after a life's first step, or twice as much if it was to hit a save.
-    """
-    run, failed_starts = Account(), 0
-    shutdown_seconds = _ALONE_SECONDS if lives.alone else _SHUTDOWN_SECONDS
-    seconds = {"kill": 0.0, "notice": NOTICE_SECONDS, "shutdown": shutdown_seconds}[how]
-    while run.final is None:
-        is_hit = run.kills < len(answers)
-        answer = lives.environment["ANSWER"] = answers[run.kills % len(answers)]
-        end = End(exit=how, is_due=_Moment(lives, rng, span).is_due, seconds=seconds)
-        code = lives.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
-        said, name = lives.said(), f"{lives.log} ({answer})"
-        run.live(said, name)
-        is_trained = any("step" in one for one in said)
-        run.kills += is_hit and is_trained and run.final is None
-        # After anything else, such as an unreadable store, another machine continues.
-        is_failed = code in (Exit.FAILED, Exit.USER, -signal.SIGKILL)
-        if is_failed and not is_trained and not any("torn" in one for one in said):
-            run.torn.append(f"{name}: exit code {code}")
-        failed_starts = 0 if is_trained else failed_starts + is_failed
-        is_stuck = not is_hit and code == -signal.SIGKILL
-        if run.final is None and (is_stuck or failed_starts == MOST_FAILED_STARTS):
-            run.never_back.append(f"{lives.log}: exit code {code}")
-            break
-    return run
 
 
 class _Moment:

@@ -36,7 +36,7 @@ _OF_RUN = (
 
 @dataclass(kw_only=True, slots=True)
 class _Interruption:
-    """What ended an attempt, and what that cost."""
+    """The end of an attempt, and its cost."""
 
     what: str
     attempt: int
@@ -49,7 +49,7 @@ class _Interruption:
 
 
 class _Watch:
-    """What can be observed of the current life."""
+    """Observations of the current life."""
 
     def __init__(self, lives: Lives) -> None:
         self.number = lives.number + 1
@@ -180,11 +180,11 @@ class _ProgramRun:
     def _fail(self, code: int) -> NoReturn:
         lines = self._lives.log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
-        said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
+        message = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
         if code == Exit.USER:
-            raise UserError(said)
+            raise UserError(message)
         when = "after an interruption" if self._interruptions else "without any interruption"
-        raise UserError(f"the program failed {when} (exit code {code}): {said}")
+        raise UserError(f"the program failed {when} (exit code {code}): {message}")
 
 
 def _first_snapshot(store: Store) -> float | None:

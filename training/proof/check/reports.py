@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-Said = Mapping[str, Any]
+Report = Mapping[str, Any]
 
 
 def recorded(path: Path, name: str) -> list[dict[str, Any]]:
@@ -48,10 +48,10 @@ class Account:
     _saved: dict[int, float] = field(default_factory=dict)
     _is_killed: bool = False
 
-    def live(self, said: Sequence[Said], name: str) -> None:
+    def live(self, reports: Sequence[Report], name: str) -> None:
         """Add one life, killed or not; `name` identifies it in reports of damage."""
-        began = said[0]["at"] if said else 0.0
-        for one in said:
+        began = reports[0]["at"] if reports else 0.0
+        for one in reports:
             at = self._clock + one["at"] - began
             if "restored" in one:
                 self._restore(one, name)
@@ -64,8 +64,8 @@ class Account:
                 self._saved[one["saved"]] = at
             elif "final" in one:
                 self.final = one["final"]
-        if said:
-            self._clock += said[-1]["at"] - began
+        if reports:
+            self._clock += reports[-1]["at"] - began
         self._is_killed = True
 
     def samples(self, reference: "Account") -> tuple[int, int]:
@@ -75,7 +75,7 @@ class Account:
         )
         return (ours - theirs).total(), (theirs - ours).total()
 
-    def _restore(self, one: Said, name: str) -> None:
+    def _restore(self, one: Report, name: str) -> None:
         if one["restored"] is None:
             self.torn.append(f"{name}: {one['torn']}")
             return

@@ -15,16 +15,14 @@ from typing import Any
 
 from contract.errors import Exit, UserError
 from contract.grammar import parse_interval
-from training.engine.job import depends_on_ranks
+from training import ResolvedWorkload, Workload, load_workload, parse_overrides
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import Runs, made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES, Size
 from training.proof.torture.series import Torture, Totals
-from training.registry import load_workload, parse_overrides, resolve_config
-from training.workload import Workload
 
-_BUILT_IN = "training.proof.torture.workload:SMALL"
+_BUILT_IN = "training.proof.torture.small_workload:SMALL"
 _COUNT, _BUILT_IN_COUNT = 100, 77
 
 
@@ -42,8 +40,7 @@ def torture(options: argparse.Namespace) -> int:
     workload = load_workload(options.workload)
     recipes = _recipes(options, workload)
     overrides = parse_overrides(options.override)
-    for recipe in recipes:
-        resolve_config(workload, recipe, overrides)
+    resolved = {recipe: ResolvedWorkload.of(workload, recipe, overrides) for recipe in recipes}
     intervals = options.checkpoint_interval.split(",")
     for interval in intervals:
         parse_interval(interval)
@@ -76,9 +73,7 @@ def torture(options: argparse.Namespace) -> int:
         ),
         recipes=recipes,
         sizes=sizes,
-        depends_on_ranks=lambda recipe: depends_on_ranks(
-            workload.stages(resolve_config(workload, recipe, overrides))
-        ),
+        recipes_of_ranks={name for name, each in resolved.items() if each.depends_on_ranks},
         intervals=intervals,
         stops_at_first=options.exitfirst,
         num_kills=options.kills,
@@ -199,8 +194,8 @@ def _sizes(options: argparse.Namespace) -> Sequence[Size]:
     try:
         sizes = [Size(*reversed([int(n) for n in size.split("x")])) for size in text.split(",")]
     except (ValueError, TypeError) as error:
-        said = f"--num-processes is {text!r}; give numbers, such as 1 or 1,2 or 4x2"
-        raise UserError(said) from error
+        message = f"--num-processes is {text!r}; give numbers, such as 1 or 1,2 or 4x2"
+        raise UserError(message) from error
     if min(min(size) for size in sizes) < 1:
         raise UserError(f"--num-processes is {text!r}; give numbers of at least 1")
     if 0 < gpus < max(size.each for size in sizes):

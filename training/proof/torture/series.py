@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from contract.errors import Exit, UserError
@@ -84,7 +84,7 @@ class Torture:
     runs: Runs
     recipes: Sequence[str]
     sizes: Sequence[Size]
-    depends_on_ranks: Callable[[str], bool]  # whether the bits of a recipe's results do
+    recipes_of_ranks: Set[str]  # whose results have bits that depend on the number of ranks
     intervals: Sequence[str]
     stops_at_first: bool  # whether the first run that differs ends the torture
     num_kills: int  # wanted in total
@@ -111,7 +111,7 @@ class Torture:
         while self.totals.kills < end and not (self.stops_at_first and self.totals.differences):
             number += 1
             recipe = recipes.draw()
-            is_fixed = self.depends_on_ranks(recipe)
+            is_fixed = recipe in self.recipes_of_ranks
             variant = Variant(
                 recipe=recipe,
                 sizes=(sizes.draw(),) if is_fixed else tuple(self.sizes),
@@ -124,7 +124,7 @@ class Torture:
             run.compare(reference)
 
     def _reference(self, prefix: str, variant: Variant) -> tuple[RunOutcome, float]:
-        ranks = variant.sizes[0].ranks if self.depends_on_ranks(variant.recipe) else 1
+        ranks = variant.sizes[0].ranks if variant.recipe in self.recipes_of_ranks else 1
         key = variant.recipe, ranks
         if key not in self._references:
             name = f"{prefix}-reference-{variant.recipe}-{ranks}"
@@ -183,8 +183,8 @@ class _Run:
             kills += sum(1 for attempt in results if attempt.kill)
             if results[0].kill is None:
                 kinds.put_back(kind)  # it hit no live attempt
-            said = ", ".join(_summary_of(attempt) for attempt in results)
-            self._say(f"{size} rank{'s' * (size.ranks > 1)}: {said}")
+            summary = ", ".join(_summary_of(attempt) for attempt in results)
+            self._say(f"{size} rank{'s' * (size.ranks > 1)}: {summary}")
         for _ in range(_MOST_UNDISTURBED_ATTEMPTS):
             if not self._is_over:
                 self._checked(Experiment(), sizes.draw())
@@ -239,8 +239,8 @@ class _Run:
         return results
 
     def _differs(self, found: Sequence[str]) -> None:
-        said = (f"{self.name}: {why}" for why in found)
-        self._totals.differences += [why for why in said if why not in self._totals.differences]
+        known = self._totals.differences
+        known += [line for why in found if (line := f"{self.name}: {why}") not in known]
 
     def _say(self, line: str) -> None:
         self._torture.say(f"{self.name}: {line}")

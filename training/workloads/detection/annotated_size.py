@@ -28,7 +28,7 @@ def as_read(split: CocoSplit, stored: Sequence[StoredSize | None], faults: CocoF
     """Return the split in the pixels of its images as they are read, which is upright."""
     sizes, boxes, areas = split.sizes.copy(), split.boxes.copy(), split.areas.copy()
     for index, image in enumerate(stored):
-        if image is None:  # the check of the files has said why
+        if image is None:  # the check of the files reports why
             continue
         own, annotated = split.objects(index), (int(sizes[index, 1]), int(sizes[index, 0]))
         drawn_on, where = _drawn_on(annotated, image), f"{split.name}: {split.files[index]}"

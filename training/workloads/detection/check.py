@@ -33,7 +33,7 @@ from training.workloads.detection.image_files import ImageFault, StoredSize, exa
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training.workload import Progress
+    from training import Progress
 
 # The published recipe's denoising queries: with more objects than this, there is only one group.
 _DENOISING_QUERIES = 100

@@ -108,10 +108,16 @@ def _is_other(path: Path) -> bool:
 
 def find_images(folder: Path, source: Source, files: list[str]) -> Path:
     """Return the folder to which an annotation file's images are relative: where most exist."""
-    beside = source.path.parent
+    near = source.path.parent
     names = [path.name for path in folder.iterdir() if path.is_dir()]
     own = [name for name in sorted(names) if split_within(name) == source.split]
-    roots = [beside, *(folder / name for name in own), folder, folder / "images", beside / "images"]
+    roots = [
+        near,
+        *(folder / name for name in own),
+        folder,
+        folder / "images",
+        near / "images",
+    ]
     for images in (folder / "images", folder / "data", folder):
         if images.is_dir():
             inside = sorted(path for path in images.iterdir() if path.is_dir())

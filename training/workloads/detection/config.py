@@ -7,8 +7,7 @@ parameters. Recipes: one for a laptop, that of seed document 003, COCO in twelve
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
-from training.settings import check_choice, check_fields
-from training.workload import Settings
+from training import Settings, check_choice, check_fields
 
 _Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
 _BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from contract.errors import UserError
-from training.evaluation_files import Captioned, write_sheet, write_table
-from training.workload import Inputs, Partial, Train
+from training import Captioned, Inputs, Partial, Train, write_sheet, write_table
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import DetectionConfig
-from training.workloads.detection.dataset import open_split
+from training.workloads.detection.detection_dataset import open_split
 from training.workloads.detection.detector import Detections, postprocess
 from training.workloads.detection.image_files import read_rgb, upright_size
 from training.workloads.detection.samples import Augmentation, Batch, read, written

@@ -30,7 +30,7 @@ _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK
 
 
 class ImageFault(NamedTuple):
-    """What is wrong with an image file: a rule of coco_faults.py and a clause."""
+    """A fault of an image file: a rule of coco_faults.py and a clause."""
 
     rule: str
     text: str

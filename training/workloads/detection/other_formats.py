@@ -1,23 +1,103 @@
 """Converts annotations in other formats, recognized by their files, to COCO's three lists.
 
 YOLO, Pascal VOC, LabelMe, KITTI, CVAT's XML, Create ML and TensorFlow's CSV. What a detector does
-not learn is left out: points and lines, with a warning, and KITTI's DontCare. Everything else is
-checked like COCO's annotations.
+not learn is left out: points and lines, with a warning. Everything else is checked like COCO's
+annotations. Splits that a dataset names itself (data.yaml, YOLO's lists, VOC's ImageSets)
+win over the names of folders.
 """
 
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 from xml.etree import ElementTree
 
+from contract.errors import UserError
 from training.durable import split_within
 from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.image_files import IMAGE_SUFFIXES, upright_size
-from training.workloads.detection.named_splits import named_splits
-from training.workloads.detection.yolo import Corners, Labelled, Marked, read_yolo, yolo_of
+from training.workloads.detection.yolo import Corners, Labelled, Marked, lines, read_yolo, yolo_of
+
+# In a list of ImageSets/Main about a class: whether an image shows it.
+_SHOWS = re.compile(r"\s+-?[01]$")
+
+
+def named_splits(
+    folder: Path, images: Sequence[Path], described: Mapping[str, Any]
+) -> dict[Path, str]:
+    """Return the split of each image for which the content of data.yaml or a list names one."""
+    known = defaultdict[str, list[Path]](list)  # by path, with and without suffix, and by folder
+    for image in images:
+        name = above = str(image.relative_to(folder))
+        bare = name.rpartition(".")[0]
+        keys = {name, bare, bare.rpartition("/")[2], "."}
+        while above := above.rpartition("/")[0]:
+            keys.add(above)
+        for key in keys:
+            known[key].append(image)
+    found: dict[Path, str] = {}
+    for split, by, base, places in _named(folder, described):
+        for place in places:
+            if (own := _located(place, base, known)) is None:
+                if split == "test":  # Roboflow names one that its export does not hold
+                    continue
+                raise UserError(
+                    f"{by} names {place!r} for {split}, where {folder} has no image; copy its "
+                    f"images there, or remove it from {by}"
+                )
+            for image in known[own]:
+                if (other := found.setdefault(image, split)) != split:
+                    raise UserError(
+                        f"{by} names {image.relative_to(folder)} for {split}, which is also named "
+                        f"for {other}; name each image for one split"
+                    )
+    return found
+
+
+def _named(
+    folder: Path, described: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+    """Yield a split, the file that names it, and its places with what they are relative to."""
+    texts = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.txt"))}
+    base, keys = str(described.get("path") or ""), ("train", "val", "validation", "valid", "test")
+    given = {key: described[key] for key in keys if described.get(key)}
+    if given.get("val") == given.get("train"):  # as in a tutorial, which holds nothing out
+        given.pop("val", None)
+    for key, value in given.items():
+        for place in map(str, value if isinstance(value, list) else [value]):
+            if (own := _located(place, base, texts)) is not None:
+                yield split_within(key) or key, own, str(Path(own).parent), lines(texts[own])
+            else:
+                yield split_within(key) or key, "data.yaml", base, [place]
+    for name, path in ({} if given else texts).items():
+        if (split := split_within(path.stem)) and path.parent == folder:
+            paths = [line for line in lines(path) if Path(line).suffix.lower() in IMAGE_SUFFIXES]
+            yield split, name, "", paths
+        elif split and path.match("ImageSets/Main/*"):
+            inside = path.relative_to(folder).parents[2]
+            yield split, name, f"{inside}/JPEGImages", [_SHOWS.sub("", x) for x in lines(path)]
+
+
+def _located(place: str, base: str, known: Container[str]) -> str | None:
+    """Return the longest end of a path that is known.
+
+    What names a split stays in it, unless the path is absolute: valid/images is not images.
+    """
+    place = place.strip().replace("\\", "/")
+    is_absolute = re.match(r"/|[A-Za-z]:", place) is not None
+    joined = os.path.normpath(place if is_absolute else f"{base}/{place}")
+    parts = [part for part in joined.split("/") if part not in ("", ".", "..")]
+    for start in range(max(1, len(parts))):
+        if (end := "/".join(parts[start:]) or ".") in known:
+            dropped = {part for part in place.split("/") if split_within(part)} - {*end.split("/")}
+            return end if is_absolute or not start or not dropped else None
+    return None
+
 
 # LabelMe's shapes with corners; the last is X-AnyLabeling's.
 _OF_CORNERS = ("polygon", "rectangle", "oriented_rectangle", "rotation")
@@ -85,7 +165,7 @@ def _by_file(folder: Path, images: Sequence[Path], faults: CocoFaults) -> Iterat
     by_name = {path.name: path for path in images}
     stems = {path.stem: path for path in by_name.values()}
     found = list(_read_files(folder, faults))
-    # train_labels.csv beside test_labels.csv, or XML in folders; one alone may have any name.
+    # train_labels.csv next to test_labels.csv, or XML in folders; one alone may have any name.
     own_splits = [
         (split_within(path.stem) if len(read) > 1 else None) or _by_folder(path.relative_to(folder))
         for path, read in found
@@ -94,8 +174,8 @@ def _by_file(folder: Path, images: Sequence[Path], faults: CocoFaults) -> Iterat
     for (path, read), own_split in zip(found, own_splits, strict=True):
         for each in read:
             # Look next to the file first, because names repeat across folders.
-            beside = path.parent / each.image
-            own = beside if beside.is_file() else by_name.get(each.image.name)
+            sibling = path.parent / each.image
+            own = sibling if sibling.is_file() else by_name.get(each.image.name)
             if not (own := own or (stems.get(path.stem) if len(read) == 1 else None)):
                 name = str(each.image)
                 faults.add("missing-file", f"{path.relative_to(folder)} names the image {name!r}")

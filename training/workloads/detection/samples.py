@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from training.workload import Dataset, Order, Samples
+from training import Dataset, Order, Samples
 from training.workloads.detection.coco import Category, CocoSplit
 from training.workloads.detection.image_files import read_rgb
 

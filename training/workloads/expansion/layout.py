@@ -83,8 +83,8 @@ class Layout:
         """Return a tensor's layout; ValueError unless exactly one fits, with `num_axes` axes."""
         found = [(key, own) for key, pattern, own in self._patterns if pattern.fullmatch(name)]
         if len(found) != 1:
-            said = ", ".join(repr(key) for key, _ in found) or "no line"
-            raise ValueError(f"tensor {name!r}: {said} of the layout fits; exactly one must fit")
+            lines = ", ".join(repr(key) for key, _ in found) or "no line"
+            raise ValueError(f"tensor {name!r}: {lines} of the layout fits; exactly one must fit")
         ((key, own),) = found
         if num_axes is not None and num_axes != len(own.axes):
             raise ValueError(

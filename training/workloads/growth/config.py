@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from training.settings import check_choice, check_fields
-from training.workload import Settings
+from training import Settings, check_choice, check_fields
 from training.workloads.expansion import evenly_after
 
 Norm: TypeAlias = Literal["layer", "rms"]

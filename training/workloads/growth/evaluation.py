@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.evaluation_files import write_table
-from training.workload import Batch, Inputs, Partial, Train
+from training import Batch, Inputs, Partial, Train, write_table
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
@@ -82,14 +81,14 @@ class TextEvaluation(Train):
             generator=torch.Generator(i.device).manual_seed(i.seed),
         )
         vocabulary = read_vocabulary(i.dataset.file(TOKENIZER_FILE))
-        told = []
+        texts = []
         for ids in texts_BT.tolist():
             made = ids[c.prompt_tokens :]
             # Cut at the end of the text: what follows is a new one.
             end = made.index(tokens.end_of_text) if tokens.end_of_text in made else len(made)
             begun = vocabulary.text(ids[: c.prompt_tokens])
-            told.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
-        path.write_text("\n".join(told), encoding="utf-8")
+            texts.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
+        path.write_text("\n".join(texts), encoding="utf-8")
 
 
 @contextmanager

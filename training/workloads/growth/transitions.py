@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.workload import OptimizerState, Prior
+from training import OptimizerState, Prior
 from training.workloads.expansion import (
     Layout,
     OptimizerVerification,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from training.settings import check_choice, check_fields
-from training.workload import Settings
+from training import Settings, check_choice, check_fields
 
 # Training sizes are multiples of this: the network halves them five times, and code is compiled
 # separately for each size.
@@ -188,27 +187,12 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
     )
 
 
-def _epochs_16() -> ImagenetConfig:
-    """Train 16 epochs in the style of ffcv-imagenet."""
-    return _progressive(16, 11, 13)
-
-
-def _epochs_40() -> ImagenetConfig:
-    """Train 40 epochs in the style of ffcv-imagenet."""
-    return _progressive(40, 29, 34)
-
-
-def _epochs_88() -> ImagenetConfig:
-    """Train 88 epochs in the style of ffcv-imagenet."""
-    return _progressive(88, 65, 76)
-
-
 RECIPES: Mapping[str, Callable[[], ImagenetConfig]] = MappingProxyType(
     {
         "laptop": _laptop,
         "full": _full,
-        "epochs_16": _epochs_16,
-        "epochs_40": _epochs_40,
-        "epochs_88": _epochs_88,
+        "epochs_16": lambda: _progressive(16, 11, 13),
+        "epochs_40": lambda: _progressive(40, 29, 34),
+        "epochs_88": lambda: _progressive(88, 65, 76),
     }
 )

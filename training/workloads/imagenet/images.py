@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from PIL import Image, UnidentifiedImageError
 
 from contract.errors import UserError
+from training import check_fields
 from training.durable import Brought
-from training.settings import check_fields
 
 _PLAIN = ("RGB", "L")
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from contract.errors import UserError
 from contract.keys import PACKED, UNFINISHED
+from training import in_processes
 from training.durable import FinishedFiles, Output
-from training.processes import in_processes
 from training.workloads.imagenet.images import Encoded, NoImageError
 from training.workloads.imagenet.shards import INDEX, index_name, shard_name, write_shard
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training.workload import Progress
+    from training import Progress
 
 _LEFT_OUT = "left_out.json"
 _SOURCE = f"{PACKED}source.z"
@@ -277,23 +277,23 @@ def _finish(
     packing: Packing, shards: Sequence[_Shard], packed: Mapping[str, _Packed], output: Output
 ) -> FinishedFiles:
     """Write the other files of the dataset; return all files and the meta."""
-    beside, splits = dict[str, bytes](), dict[str, int]()
+    other_files, splits = dict[str, bytes](), dict[str, int]()
     for split in packing.splits:
         rows = [packed[shard.name].rows for shard in shards if shard.split == split]
         splits[split] = sum(map(len, rows))
         if not splits[split]:
             raise UserError(f"split {split} has no images; add some")
-        beside[index_name(split)] = _npy(np.concatenate(rows))
+        other_files[index_name(split)] = _npy(np.concatenate(rows))
     left_out = [file for shard in shards for file in packed[shard.name].left_out]
     if left_out:
-        beside[_LEFT_OUT] = _json(left_out)
+        other_files[_LEFT_OUT] = _json(left_out)
     else:
         output.delete([_LEFT_OUT])
     files = [
         _file(shard.name, packed[shard.name].num_bytes, packed[shard.name].sha256)
         for shard in shards
     ]
-    for name, content in beside.items():
+    for name, content in other_files.items():
         output.write(name, content)
         files.append(_file(name, len(content), hashlib.sha256(content).hexdigest()))
     num, each = sum(splits.values()), packed.values()

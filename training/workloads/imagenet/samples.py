@@ -23,9 +23,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from contract.errors import UserError
+from training import Order, Samples, derive_seed, drawing_from
 from training.durable import Tally
-from training.randomness import derive_seed, drawing_from
-from training.workload import Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from contract.errors import UserError
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training.workload import Dataset
+    from training import Dataset
 
 # One row per image: its shard, the offset and length of its bytes there, and its class.
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")])

@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
-from training.settings import check_choice, check_fields
-from training.workload import Settings
+from training import Settings, check_choice, check_fields
 from training.workloads.trajectory.clips import CLASSES, FRAME_SIZE, NUM_FRAMES
 
 # The ways to make clips (a tracker can follow the easy ones), and to take their frames.

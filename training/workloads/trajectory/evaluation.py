@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.evaluation_files import Captioned, write_sheet, write_table
-from training.workload import Inputs, Partial, Train
+from training import Captioned, Inputs, Partial, Train, write_sheet, write_table
+from training.workloads.trajectory.clip_dataset import Batch
 from training.workloads.trajectory.clips import FRAME_SIZE, Float32s, Frames
 from training.workloads.trajectory.config import RecipeConfig
-from training.workloads.trajectory.dataset import Batch
 
 _NUM_BINS = 10
 # The columns that `evaluate` returns for each clip.

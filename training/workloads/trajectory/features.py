@@ -20,12 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contract.errors import UserError
-from training.artifact_key import artifact_key
+from training import Inputs, Prepare, Probe, derive_seed, key_of
 from training.durable import RunFailedError
-from training.randomness import derive_seed
-from training.workload import Inputs, Prepare, Probe
+from training.workloads.trajectory.clip_dataset import open_dataset, shard_frames
 from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig
-from training.workloads.trajectory.dataset import open_dataset, shard_frames
 
 if TYPE_CHECKING:
     from training.workloads.trajectory.clips import Frames
@@ -70,7 +68,7 @@ class PreparedClips(Prepare):
             "num_shards": self.num_shards,
             "data": i.dataset.fingerprint,
         }
-        return artifact_key({**of_all, **self.facts(i)})
+        return key_of({**of_all, **self.facts(i)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

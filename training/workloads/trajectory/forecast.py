@@ -53,8 +53,8 @@ class _ResidualNet(nn.Module):
             x_BE = x_BE + about_BE
         for block in self.blocks:
             x_BE = x_BE + block(x_BE)
-        told: Tensor = self.tell(x_BE)
-        return told.float()
+        out: Tensor = self.tell(x_BE)
+        return out.float()
 
 
 class FutureForecast(nn.Module):
@@ -159,8 +159,8 @@ class PathFlow(nn.Module):
     ) -> Tensor:
         """Return the velocity of paths, which are noise at time 0 and a clip's at time 1."""
         x_BF = torch.cat([path_BT2.flatten(1), time_B11[:, :, 0], seen_BF], dim=1)
-        told: Tensor = self.net(x_BF, self.embed_class(classes_B))
-        return told.view(path_BT2.shape)
+        out: Tensor = self.net(x_BF, self.embed_class(classes_B))
+        return out.view(path_BT2.shape)
 
 
 def _seen(place_BT2: Tensor, is_seen_BT: Tensor, is_start_BT: Tensor) -> tuple[Tensor, Tensor]:

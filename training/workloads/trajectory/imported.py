@@ -19,21 +19,21 @@ import numpy as np
 
 from contract.errors import UserError
 from contract.keys import UNFINISHED
+from training import in_processes
 from training.durable import ClassFolders, FolderOutput, SourceFile
-from training.processes import in_processes
-from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
-from training.workloads.trajectory.config import ClipOptions
-from training.workloads.trajectory.dataset import (
+from training.workloads.trajectory.clip_dataset import (
     CLIPS_FILE,
     TRACKS_FILE,
     stratified_splits,
     without_partial_test,
     write_labels,
 )
+from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
+from training.workloads.trajectory.config import ClipOptions
 from training.workloads.trajectory.videos import Decoding, FrameChoice, check_suffix, decode
 
 if TYPE_CHECKING:
-    from training.workload import Progress
+    from training import Progress
 
 VIDEOS_FILE, LEFT_OUT_FILE = "videos.csv", "left_out.json"
 DECODED, _RAW_FILE = "decoded.jsonl", "decoded.u8"

@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.workload import Inputs, Loss, Settings, Start
-from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE
-from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
-from training.workloads.trajectory.dataset import (
+from training import Inputs, Loss, Settings, Start
+from training.workloads.trajectory.clip_dataset import (
     Batch,
     ClipSamples,
     View,
     open_dataset,
     split_failures,
 )
+from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE
+from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
 from training.workloads.trajectory.evaluation import ClipEvaluation
 from training.workloads.trajectory.forecast import FutureForecast, place_error
 
@@ -62,7 +62,7 @@ class TimeTransformer(nn.Module):
         self.classify = nn.Linear(c.width, len(c.class_names))
         self.forecast = FutureForecast(num_frames=num_frames)
 
-    def tell(self, tokens_BTE: Tensor, place_BT2: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(self, tokens_BTE: Tensor, place_BT2: Tensor) -> tuple[Tensor, Tensor]:
         """Return class logits (B, K), and each frame's future position, (B, T, 2)."""
         x_BTD = self.dropout(self.embed(tokens_BTE) + self.time_TD)
         for block in self.blocks:
@@ -92,7 +92,7 @@ class PlaceTransformer(TimeTransformer):
         seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
         step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
         tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
-        return *self.tell(tokens_BTE, place_BT2), place_BT2
+        return *self.outputs(tokens_BTE, place_BT2), place_BT2
 
 
 class _TransformerHead(PlaceTransformer):

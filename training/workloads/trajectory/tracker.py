@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.workload import Inputs
+from training import Inputs
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES, Frames
 from training.workloads.trajectory.config import TrajectoryConfig
 from training.workloads.trajectory.features import PreparedClips
@@ -121,7 +121,7 @@ class _TrackerNet(TimeTransformer):
         world_BT2 = place_BT2 - camera_BT2
         step_BT2 = F.pad(world_BT2[:, 1:] - world_BT2[:, :-1], (0, 0, 1, 0))
         tokens = [2.0 * world_BT2, 4.0 * step_BT2, camera_BT2, mass_BT1 / 4.0]
-        return self.tell(torch.cat(tokens, dim=-1), place_BT2)
+        return self.outputs(torch.cat(tokens, dim=-1), place_BT2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -155,7 +155,7 @@ def test_an_error_names_the_key(bucket_uri: str, monkeypatch: pytest.MonkeyPatch
 
 def test_the_boot_commands_import_no_torch(tmp_path: Path) -> None:
     program = (
-        "import sys, training.cli.main as r, training.cli.dataset\n"
+        "import sys, training.cli.main as r, training.cli.data\n"
         "assert r.main(['fail', '--run-uri', sys.argv[1], '--reason', 'x']) == 0\n"
         "assert not {'torch', 'numpy', 'boto3', 'safetensors'} & set(sys.modules)\n"
     )

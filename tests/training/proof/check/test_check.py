@@ -62,7 +62,7 @@ def test_ranks_that_share_more_weights_than_a_bucket_holds_resume_exactly(
     num_processes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--recipe=large", f"--num-processes={num_processes}", "--count=77", "--json"]
-    assert main(["check", "training.proof.torture.workload:SMALL", *options]) == 0
+    assert main(["check", "training.proof.torture.small_workload:SMALL", *options]) == 0
     record = json.loads(capsys.readouterr().out)
     assert len(record["interruptions"]) == 11
     assert "interrupted at stage 'wide', step 6" in record["interruptions"]
@@ -105,8 +105,8 @@ def test_a_run_that_is_never_the_same_is_found(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("AUGMENTED", "goes below `with drawing_from(rng):` (from training.workload import"),
-        ("REPEATING", "does not return each of 30 indices exactly once; use training.randomness"),
+        ("AUGMENTED", "goes below `with drawing_from(rng):` (from training import"),
+        ("REPEATING", "does not return each of 30 indices exactly once; use Samples.order"),
         ("MISCOUNTED", "split 'train': files must take (indices)"),
         ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
     ],
@@ -122,7 +122,7 @@ def test_fails_for_what_the_loop_relies_on(
 
 def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said = findings(f"{FAULTY}:NOTHING", capsys)
-    assert "the workload has no recipes; see training.workload.Workload" in said
+    assert "the workload has no recipes; see training.Workload" in said
     assert "the workload has no stages(c): The stages in order" in said
     said = findings(f"{FAULTY}:HALF", capsys)
     assert "placement_fields names loaders, which the config lacks" in said
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[
     ("name", "says"),
     [
         ("BadConfig", "is a class; name an object: BADCONFIG = BadConfig()"),
-        ("DUCK", "is an instance of Duck; let that class subclass training.workload.Workload"),
+        ("DUCK", "is an instance of Duck; let that class subclass training.Workload"),
     ],
 )
 def test_fails_for_what_is_not_a_workload(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.proof.check.player import ExitKind, Lives, killed, uninterrupted
+from training.proof.check.player import ExitKind, Lives
 
 # It writes half of its file, says so, and then waits for its death.
 TEARS = """
@@ -33,8 +33,8 @@ def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: Ex
     def lives(name: str) -> Lives:
         return Lives(folder=tmp_path / name, alone=[sys.executable, str(tmp_path / "tears.py")])
 
-    assert uninterrupted(lives("whole")).final == "a"
-    found = killed(lives("killed"), how, ["slow"], random.Random(0), 0.5)
+    assert lives("whole").uninterrupted().final == "a"
+    found = lives("killed").killed(how, ["slow"], random.Random(0), 0.5)
     assert found.kills == 1 and found.final is None
     assert len(found.torn) == 4 and "killed/log-2 (slow): state" in found.torn[0]
     assert len(found.never_back) == 1

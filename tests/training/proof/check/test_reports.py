@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from training.proof.check.reports import Account, Said, recorded
+from training.proof.check.reports import Account, Report, recorded
 
 
-def steps(first: int, last: int, at: float) -> list[Said]:
+def steps(first: int, last: int, at: float) -> list[Report]:
     """A second each; the samples of a step are its number and ten times it."""
     return [{"at": at + n - first, "step": n, "ids": [n, 10 * n]} for n in range(first, last + 1)]
 

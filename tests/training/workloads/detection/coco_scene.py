@@ -12,7 +12,7 @@ from tests.training.tiny import Tiny
 from training.durable.data_report import DataReport
 from training.engine.job import WorkloadProxy
 from training.workload import Progress
-from training.workloads.detection import dataset
+from training.workloads.detection import detection_dataset
 from training.workloads.detection.check import Checked, check
 
 WIDTH, HEIGHT = 64, 48
@@ -82,10 +82,10 @@ class CocoData(WorkloadProxy):
     name = "coco-data"
 
     def make_dataset(self, out: Path, count: int, seed: int, progress: Progress) -> Any:
-        return dataset.make_dataset(out, count, seed, progress)
+        return detection_dataset.make_dataset(out, count, seed, progress)
 
     def import_folder(self, folder: Path, out: Path, seed: int, progress: Progress) -> Any:
-        return dataset.import_folder(folder, out, seed, progress)
+        return detection_dataset.import_folder(folder, out, seed, progress)
 
     def check_data(self, folder: Path, progress: Progress) -> DataReport:
         return check(folder, progress).report

@@ -18,7 +18,7 @@ from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id
-from training.workloads.detection.dataset import import_folder, open_split
+from training.workloads.detection.detection_dataset import import_folder, open_split
 
 IMPORT = ["data", "import", "--workload=tests.training.workloads.detection.coco_scene:COCO_DATA"]
 

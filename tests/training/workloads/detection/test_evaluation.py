@@ -21,6 +21,7 @@ from contract.errors import UserError
 from training.workload import Partial
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import laptop
+from training.workloads.detection.detection_workload import TrainDetector
 from training.workloads.detection.detector import Detections
 from training.workloads.detection.evaluation import (
     _DetectionsAndTruth,
@@ -28,7 +29,6 @@ from training.workloads.detection.evaluation import (
     missing_package,
 )
 from training.workloads.detection.samples import Batch, written
-from training.workloads.detection.workload import TrainDetector
 
 NUM_IMAGES, NUM_DETECTIONS = 30, 25
 # Classes whose names are those of COCO's sizes, and one without objects.

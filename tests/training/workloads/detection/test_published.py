@@ -23,8 +23,10 @@ from training.durable.errors import RunFailedError
 from training.engine.job import origin_from_weights, with_origin
 from training.preflight.standalone import standalone_inputs
 from training.workload import Train
+from training.workloads.detection import detection_workload
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import Architecture
+from training.workloads.detection.detection_workload import DETECTION, TrainDetector
 from training.workloads.detection.detector import Detector
 from training.workloads.detection.published import (
     _load_published,
@@ -33,7 +35,6 @@ from training.workloads.detection.published import (
     load_backbone,
     main,
 )
-from training.workloads.detection.workload import DETECTION, TrainDetector
 
 # DINO-4scale with ResNet-50, as IDEA-Research/DINO's checkpoint0011_4scale.pth has it: read from
 # models/dino/*.py and config/DINO/DINO_4scale.py at commit 66d7173.
@@ -255,11 +256,11 @@ def test_imagenets_weights_are_fetched_unless_others_replace_them(
 ) -> None:
     """A machine that reaches no index can start from a published checkpoint."""
     fetched: list[Detector] = []
-    monkeypatch.setattr("training.workloads.detection.workload.load_backbone", fetched.append)
+    monkeypatch.setattr(detection_workload, "load_backbone", fetched.append)
     config = replace(small(), weights="pretrained")
     categories = tuple(Category(number, f"{number}") for number in range(config.num_classes))
     split = SimpleNamespace(categories=categories, objects_per_image=torch.tensor([1]))
-    monkeypatch.setattr("training.workloads.detection.workload.open_split", lambda *_: split)
+    monkeypatch.setattr(detection_workload, "open_split", lambda *_: split)
     stage: Train = TrainDetector(config=config)
     inputs = standalone_inputs(stage.name, config)
     model = stage.model(inputs)

@@ -10,7 +10,7 @@ from tests.training.workloads.detection.detectors import parameter_count
 from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.config import Architecture, coco_12, full, laptop
-from training.workloads.detection.workload import DETECTION, TrainDetector
+from training.workloads.detection.detection_workload import DETECTION, TrainDetector
 
 
 def test_the_seed_s_recipe_is_what_its_document_says_and_coco_s_what_was_published() -> None:

@@ -12,8 +12,8 @@ from contract.errors import UserError
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import _read_job, _Trainer
-from training.workloads.detection.dataset import _annotations_file
+from training.cli.sagemaker import _Command, _read_job
+from training.workloads.detection.detection_dataset import _annotations_file
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 ANNOTATIONS = "_annotations.coco.json"
@@ -51,7 +51,7 @@ def root(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ml"
 
 
-class _InThisProcess(_Trainer):
+class _InThisProcess(_Command):
     """The same command line without the seconds of another interpreter's imports."""
 
     def run(self) -> int:
@@ -65,7 +65,7 @@ class _InThisProcess(_Trainer):
 def test_files_in_channels_become_a_dataset_and_a_model(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sagemaker, "_Trainer", _InThisProcess)
+    monkeypatch.setattr(sagemaker, "_Command", _InThisProcess)
     assert main(["sagemaker", f"--ml-root={root}"]) == 0
     said = capsys.readouterr().out
     for fact in ("dataset made:", "torch ", "dataset ", "detect uses: attention ", "recipe"):
@@ -81,7 +81,7 @@ def test_files_in_channels_become_a_dataset_and_a_model(
 def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sagemaker, "_Trainer", _InThisProcess)
+    monkeypatch.setattr(sagemaker, "_Command", _InThisProcess)
     path = root / "input/data/train" / ANNOTATIONS
     content = json.loads(path.read_text())
     content["annotations"][0]["category_id"] = 99

@@ -18,15 +18,15 @@ from tests.training.workloads.detection import coco_scene as scene
 from training.durable.store.local_dataset import LocalDataset
 from training.workload import Inputs
 from training.workloads.detection.config import laptop
-from training.workloads.detection.dataset import (
+from training.workloads.detection.detection_dataset import (
     _annotations_file,
     import_folder,
     make_dataset,
     open_split,
 )
+from training.workloads.detection.detection_workload import TrainDetector
 from training.workloads.detection.image_files import read_rgb
 from training.workloads.detection.samples import Augmentation, DetectionSamples, read
-from training.workloads.detection.workload import TrainDetector
 
 SMALL = Augmentation(
     scales=(32, 48), longest_side=80, crop_scales=(40, 60), crop_sides=(24, 40), eval_scale=48

@@ -17,8 +17,8 @@ from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Loss, Partial, Prepare, Train
 from training.workloads.detection.config import DetectionConfig, laptop
-from training.workloads.detection.dataset import _annotations_file
-from training.workloads.detection.workload import _Detection
+from training.workloads.detection.detection_dataset import _annotations_file
+from training.workloads.detection.detection_workload import _Detection
 
 # Seconds of imports, once for all that tests fork.
 for _slow in ("faster_coco_eval", "scipy.optimize", "torchvision.models"):

@@ -11,8 +11,8 @@ from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Inputs, Loss, Progress, Start, Train
 from training.workloads.growth.config import GrowthConfig, laptop
-from training.workloads.growth.text.dataset import TextOptions, make_dataset
-from training.workloads.growth.workload import GROWTH
+from training.workloads.growth.growth_workload import GROWTH
+from training.workloads.growth.text.text_dataset import TextOptions, make_dataset
 
 STEPS = 6
 

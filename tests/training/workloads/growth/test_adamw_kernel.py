@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.preflight.counting import _Work
+from training.preflight.footprint import _Work
 from training.workloads.growth.optimizer import step_fused
 
 ROOT = Path(__file__).parents[4]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config, small_model, texts
-from training.engine.compilation import compile_blocks
+from training.engine.learner import compile_blocks
 from training.workloads.growth.config import Block, DenseBlock, ExpertBlock, laptop
-from training.workloads.growth.workload import GROWTH
+from training.workloads.growth.growth_workload import GROWTH
 
 DENSE, EXPERTS = DenseBlock(hidden=24), ExpertBlock(hidden=24, num_experts=4)
 

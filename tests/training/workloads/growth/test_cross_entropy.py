@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.forked import in_fork
-from training.preflight.counting import LiveMemory
+from training.preflight.footprint import LiveMemory
 from training.workloads.growth.model import _sum_cross_entropy
 
 

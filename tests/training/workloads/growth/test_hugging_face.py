@@ -21,9 +21,9 @@ from training.cli.main import main
 from training.registry import parse_overrides, resolve_config
 from training.workloads.growth import hugging_face
 from training.workloads.growth.config import Activation, Block, DenseBlock, ExpertBlock, Norm
+from training.workloads.growth.growth_workload import GROWTH
 from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel
-from training.workloads.growth.workload import GROWTH
 
 
 def test_the_dense_model_is_gpt_neox() -> None:

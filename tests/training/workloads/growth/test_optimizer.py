@@ -11,8 +11,8 @@ from torch.optim import AdamW, Optimizer
 from tests.training.workloads.growth.models import small_model, texts
 from training.engine.optimizer import load_optimizer_state, step_in_backward
 from training.workloads.growth import optimizer as module
+from training.workloads.growth.growth_workload import _has_weight_decay
 from training.workloads.growth.optimizer import BFloat16AdamW
-from training.workloads.growth.workload import _has_weight_decay
 
 BETAS = (0.9, 0.95)
 

@@ -6,8 +6,8 @@ import pytest
 
 from training.settings import changed
 from training.workloads.growth.config import GrowthConfig, full, laptop
+from training.workloads.growth.growth_workload import GROWTH, RECIPES, TrainPhase, _Decay
 from training.workloads.growth.model import parameter_counts
-from training.workloads.growth.workload import GROWTH, RECIPES, TrainPhase, _Decay
 
 
 def phase(c: GrowthConfig, name: str) -> TrainPhase:

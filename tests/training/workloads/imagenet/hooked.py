@@ -10,7 +10,7 @@ from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Loss, Prepare, Train
 from training.workloads.imagenet.config import ImagenetConfig, _laptop
-from training.workloads.imagenet.workload import IMAGENET
+from training.workloads.imagenet.imagenet_workload import IMAGENET
 
 
 def small() -> ImagenetConfig:

@@ -12,7 +12,7 @@ from training.durable.dataset_output import FolderOutput, Output
 from training.durable.sources import ImportSource
 from training.durable.store.dataset import StoredDataset, StoreOutput
 from training.workloads.imagenet import packing
-from training.workloads.imagenet.dataset import pack_dataset
+from training.workloads.imagenet.image_dataset import pack_dataset
 
 _IMAGES_EACH = 5
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from contract.errors import UserError
 from training.workload import Batch, Inputs, Partial, Samples, Train
 from training.workloads.imagenet.config import _laptop
-from training.workloads.imagenet.workload import TrainClassifier
+from training.workloads.imagenet.imagenet_workload import TrainClassifier
 
 
 def summarize(parts: Sequence[Partial]) -> Mapping[str, float]:

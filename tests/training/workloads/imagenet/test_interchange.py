@@ -12,8 +12,8 @@ from tests.training.forked import in_fork
 from training.durable.save.tensors.weights import Weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
+from training.workloads.imagenet.imagenet_workload import TrainClassifier
 from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier, write_program
-from training.workloads.imagenet.workload import TrainClassifier
 
 
 @pytest.fixture(scope="module")

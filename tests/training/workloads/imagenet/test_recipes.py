@@ -17,40 +17,38 @@ from training.workloads.imagenet.config import (
     _SIZE_STEP,
     RECIPES,
     ImagenetConfig,
-    _epochs_16,
-    _epochs_40,
-    _epochs_88,
     _full,
     _laptop,
 )
+from training.workloads.imagenet.imagenet_workload import TrainClassifier
 from training.workloads.imagenet.model import Classifier
-from training.workloads.imagenet.workload import TrainClassifier
 
 PAGE = Path(__file__).parents[4] / "docs" / "imagenet.md"
 
 
 @pytest.mark.parametrize(
-    ("config", "larger_from", "last"),
-    [(_epochs_16(), 12, 16), (_epochs_40(), 32, 40), (_epochs_88(), 71, 88)],
+    ("recipe", "larger_from", "last"),
+    [("epochs_16", 12, 16), ("epochs_40", 32, 40), ("epochs_88", 71, 88)],
 )
 def test_images_grow_when_those_of_ffcv_imagenet_do(
-    config: ImagenetConfig, larger_from: int, last: int
+    recipe: str, larger_from: int, last: int
 ) -> None:
     """Its ramps are from epoch 11 to 13, 29 to 34, 65 to 76, rounded to multiples of 32."""
+    config = RECIPES[recipe]()
     sizes = [config.image_size(epoch) for epoch in range(last)]
     assert sizes == [160] * larger_from + [192] * (last - larger_from)
     assert config.image_size(-1) == 224
 
 
 def test_mirrored_images_double_the_work_of_an_evaluation() -> None:
-    for config, work in ((_full(), 1.0), (_epochs_16(), 2 * (224 / 192) ** 2)):
+    for config, work in ((_full(), 1.0), (RECIPES["epochs_16"](), 2 * (224 / 192) ** 2)):
         stage = TrainClassifier(config=config)
         assert stage.work(-1)[1] == pytest.approx(work)
         assert stage.work(config.epochs - 1)[1] == 1.0
 
 
 def test_sizes_are_few_so_that_little_is_compiled() -> None:
-    config = replace(_epochs_88(), low_size=96, train_size=224)
+    config = replace(RECIPES["epochs_88"](), low_size=96, train_size=224)
     sizes = [config.image_size(epoch) for epoch in range(88)]
     assert sizes == sorted(sizes)
     assert set(sizes) == {96, 128, 160, 192, 224}
@@ -59,14 +57,14 @@ def test_sizes_are_few_so_that_little_is_compiled() -> None:
 def test_the_learning_rate_is_scaled_to_the_batch() -> None:
     """ffcv-imagenet has 1.7 at 8 x 512 images; the plain recipe 0.1 at 256."""
     model = Classifier("resnet8", 8, blur_pool=False)
-    for config, rate in ((_epochs_16(), 1.7 / 4), (_full(), 0.4)):
+    for config, rate in ((RECIPES["epochs_16"](), 1.7 / 4), (_full(), 0.4)):
         groups = TrainClassifier(config=config).optimizer(model).param_groups
         assert [group["lr"] for group in groups] == [pytest.approx(rate)] * 2
 
 
 def test_norms_and_biases_do_not_decay() -> None:
     model = Classifier("resnet50", 10, blur_pool=True)
-    optimizer = TrainClassifier(config=_epochs_16()).optimizer(model)
+    optimizer = TrainClassifier(config=RECIPES["epochs_16"]()).optimizer(model)
     decay = {
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
@@ -79,7 +77,7 @@ def test_norms_and_biases_do_not_decay() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_nothing(schedule: Any) -> None:
-    config = changed(_epochs_16(), schedule=schedule, epochs=20, warmup_epochs=2)
+    config = changed(RECIPES["epochs_16"](), schedule=schedule, epochs=20, warmup_epochs=2)
     factor = TrainClassifier(config=config).settings.schedule
     assert callable(factor)
     values = [factor(step, 1000) for step in range(1000)]
@@ -110,7 +108,7 @@ def test_label_smoothing_and_accumulation_give_the_loss_of_the_whole_batch() -> 
 def test_an_average_as_on_the_page_forgets_the_weights_before_training() -> None:
     found = re.search(r"ema_decay=([\d.]+) --override ema_every_steps=(\d+)", PAGE.read_text())
     assert found is not None
-    for recipe in (_full, _epochs_16, _epochs_40, _epochs_88):
+    for recipe in (_full, RECIPES["epochs_16"], RECIPES["epochs_40"], RECIPES["epochs_88"]):
         config = changed(
             recipe(), ema_decay=float(found.group(1)), ema_every_steps=int(found.group(2))
         )

@@ -11,7 +11,7 @@ import pytest
 from tests.training.hooks import kill_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
-from training.workloads.imagenet.dataset import _CLASSES, _draw
+from training.workloads.imagenet.image_dataset import _CLASSES, _draw
 
 WORKLOAD = "--workload=tests.training.workloads.imagenet.hooked:HOOKED"
 NUM_TRAIN, NUM_VALIDATION = 560, 80

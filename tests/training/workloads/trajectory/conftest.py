@@ -7,8 +7,8 @@ import pytest
 
 from tests.training.workloads.trajectory.scene import COUNT, FakeDataset, inputs_of
 from training.workload import Inputs
+from training.workloads.trajectory.clip_dataset import make_dataset
 from training.workloads.trajectory.config import laptop
-from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.tracker import Tracks
 

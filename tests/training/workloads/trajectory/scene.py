@@ -11,7 +11,7 @@ from torch import Tensor
 from training.workload import Inputs, Prior, Train
 from training.workloads.trajectory.config import TrajectoryConfig
 from training.workloads.trajectory.model import TrainClipClassifier
-from training.workloads.trajectory.workload import TRAJECTORY
+from training.workloads.trajectory.trajectory_workload import TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
 COUNT = 66

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from training.durable.store.local_dataset import LocalDataset
-from training.workloads.trajectory.dataset import _LABELS_FILE, make_dataset
+from training.workloads.trajectory.clip_dataset import _LABELS_FILE, make_dataset
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,15 @@ import numpy as np
 import pytest
 
 from contract.errors import UserError
+from training.workloads.trajectory.clip_dataset import (
+    _LABELS_FILE,
+    CLIPS_FILE,
+    TRACKS_FILE,
+    make_dataset,
+    open_dataset,
+    split_failures,
+    stratified_splits,
+)
 from training.workloads.trajectory.clips import (
     _PATHS,
     CLASSES,
@@ -21,15 +30,6 @@ from training.workloads.trajectory.clips import (
     _render,
     clip_label,
     render_clip,
-)
-from training.workloads.trajectory.dataset import (
-    _LABELS_FILE,
-    CLIPS_FILE,
-    TRACKS_FILE,
-    make_dataset,
-    open_dataset,
-    split_failures,
-    stratified_splits,
 )
 
 COUNT = 66

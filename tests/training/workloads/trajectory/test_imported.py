@@ -21,8 +21,8 @@ import pytest
 from contract.errors import UserError
 from training.cli.main import main
 from training.durable.sources import SourceFile
+from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, NUM_FRAMES, Frames
-from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.imported import DECODED, import_dataset
 from training.workloads.trajectory.videos import FrameChoice, _NoClipError, _read_clip
 

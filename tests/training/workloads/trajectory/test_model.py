@@ -15,8 +15,8 @@ from tests.training.workloads.trajectory.scene import (
     train_stage,
 )
 from training.workload import Inputs
+from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.config import CHANNELS, TrajectoryConfig, laptop
-from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.model import _TransformerHead, cell_centers
 
 # Cells of 16 x 16 pixels.

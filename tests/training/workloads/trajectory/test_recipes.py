@@ -18,8 +18,8 @@ from training.cli.run import add_run
 from training.durable.store.local_dataset import LocalDataset
 from training.settings import changed
 from training.workload import Train
-from training.workloads.trajectory.dataset import make_dataset
-from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
+from training.workloads.trajectory.clip_dataset import make_dataset
+from training.workloads.trajectory.trajectory_workload import RECIPES, TRAJECTORY
 
 STEPS = 40
 CHECKPOINT_INTERVAL = "2epochs"

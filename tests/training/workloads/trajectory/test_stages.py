@@ -21,6 +21,13 @@ from tests.training.workloads.trajectory.scene import (
 )
 from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
+from training.workloads.trajectory.clip_dataset import (
+    _LABELS_FILE,
+    CLIPS_FILE,
+    TRACKS_FILE,
+    open_dataset,
+    shard_frames,
+)
 from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.config import (
     CHANNELS,
@@ -29,13 +36,6 @@ from training.workloads.trajectory.config import (
     full,
     laptop,
     reference,
-)
-from training.workloads.trajectory.dataset import (
-    _LABELS_FILE,
-    CLIPS_FILE,
-    TRACKS_FILE,
-    open_dataset,
-    shard_frames,
 )
 from training.workloads.trajectory.features import (
     Features,
@@ -46,7 +46,7 @@ from training.workloads.trajectory.features import (
 )
 from training.workloads.trajectory.model import TrainClipClassifier
 from training.workloads.trajectory.tracker import Tracks
-from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
+from training.workloads.trajectory.trajectory_workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
 

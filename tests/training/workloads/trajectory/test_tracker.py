@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from training.cli.main import main
+from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.clips import Float32s, Frames, render_clip, render_hard_clip
-from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.tracker import _track
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from training.randomness import derive_seed
+from training import derive_seed
 
 # The size of an average story in UTF-8.
 STORY_BYTES = 390

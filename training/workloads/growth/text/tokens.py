@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contract.errors import UserError
-from training.workload import Dataset, Samples
+from training import Dataset, Samples
 
 TOKENIZER_FILE = "tokenizer.json"
 # A model most of whose rows would never be used was sized for another vocabulary.

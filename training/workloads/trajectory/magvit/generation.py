@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.evaluation_files import Captioned, write_moving, write_sheet
-from training.workload import Inputs, Loss, Partial, Start
+from training import Captioned, Inputs, Loss, Partial, Start, write_moving, write_sheet
+from training.workloads.trajectory.clip_dataset import STRIP_FRAMES, Batch
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
 from training.workloads.trajectory.config import MagvitConfig
-from training.workloads.trajectory.dataset import STRIP_FRAMES, Batch
 from training.workloads.trajectory.magvit.model import TokenTransformer, near_ball
 from training.workloads.trajectory.magvit.stages import build_tokenizer, psnr
 from training.workloads.trajectory.model import TrainClipClassifier

@@ -124,10 +124,10 @@ class _Painter(nn.Module):
         away_MTP2 = (away_MTP2 * (side / 2.0)).clamp(-_FAR, _FAR)
         by_step = away_MTP2.view(len(path_MT2), num_steps, self.num_frames, num_places, 2)
         away_MtPF = by_step.transpose(2, 3).flatten(3)
-        is_told_MtP1 = ~away_MtPF.isnan().any(dim=3, keepdim=True)
-        told = (away_MtPF.nan_to_num(0.0), is_told_MtP1, look_M11D.expand(*shape[:3], -1))
-        embedded: Tensor = self.embed_path(torch.cat([each.to(path_MT2) for each in told], dim=3))
-        return embedded * is_told_MtP1
+        is_known_MtP1 = ~away_MtPF.isnan().any(dim=3, keepdim=True)
+        parts = (away_MtPF.nan_to_num(0.0), is_known_MtP1, look_M11D.expand(*shape[:3], -1))
+        embedded: Tensor = self.embed_path(torch.cat([each.to(path_MT2) for each in parts], dim=3))
+        return embedded * is_known_MtP1
 
 
 class TokenTransformer(nn.Module):
@@ -261,10 +261,10 @@ class TokenTransformer(nn.Module):
         num_hidden_B = hidden_BtG.flatten(1).sum(dim=1)
         for step in range(1, num_steps + 1):
             tokens_BsG = torch.cat([codes_BtG, hint_B1G], dim=1)
-            told = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B, path_BT2)
+            drawn = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B, path_BT2)
             # The first codes drawn decide the look of the clip; the last must fit it.
             warmth = temperature * (1.0 - (step - 1) / num_steps)
-            drawn_BtG, sure_BtG = _draw(self.quantizer, told[-1].float(), warmth)
+            drawn_BtG, sure_BtG = _draw(self.quantizer, drawn[-1].float(), warmth)
             codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
             sure_BtG += temperature * (1.0 - step / num_steps) * _gumbel(sure_BtG)
             order_BN = sure_BtG.masked_fill(~hidden_BtG, torch.inf).flatten(1).argsort(dim=1)

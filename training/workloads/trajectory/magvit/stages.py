@@ -11,17 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.evaluation_files import Captioned, write_sheet
-from training.workload import Inputs, Loss, Partial, Prior, Probe, Settings, Start, Train
-from training.workloads.trajectory.clips import CLIP_SHAPE, NUM_FRAMES, TRACK_SHAPE, Frames
-from training.workloads.trajectory.config import MagvitConfig
-from training.workloads.trajectory.dataset import (
+from training import (
+    Captioned,
+    Inputs,
+    Loss,
+    Partial,
+    Prior,
+    Probe,
+    Settings,
+    Start,
+    Train,
+    write_sheet,
+)
+from training.workloads.trajectory.clip_dataset import (
     NUM_STRIPS,
     STRIP_FRAMES,
     Batch,
     FrameSamples,
     open_dataset,
 )
+from training.workloads.trajectory.clips import CLIP_SHAPE, NUM_FRAMES, TRACK_SHAPE, Frames
+from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.magvit.tokenizer import JudgedTokenizer, Tokenizer, to_uint8
 from training.workloads.trajectory.model import parameter_groups

@@ -8,7 +8,7 @@ import pytest
 from contract.keys import UNFINISHED
 from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
-from training.workloads.growth.text import dataset as dataset_module
+from training.workloads.growth.text import text_dataset as dataset_module
 from training.workloads.growth.text.stories import write_story
 
 

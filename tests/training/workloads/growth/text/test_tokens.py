@@ -10,14 +10,14 @@ from contract.errors import UserError
 from training.durable.store.local_dataset import LocalDataset
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
-from training.workloads.growth.text.dataset import _write_tokens
+from training.workloads.growth.growth_workload import GROWTH
+from training.workloads.growth.text.text_dataset import _write_tokens
 from training.workloads.growth.text.tokens import (
     open_tokens,
     token_samples,
     token_type,
     vocabulary_refusals,
 )
-from training.workloads.growth.workload import GROWTH
 
 RNG = torch.Generator()
 

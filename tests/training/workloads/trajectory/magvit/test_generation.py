@@ -13,8 +13,8 @@ from PIL import Image
 from tests.training.workloads.trajectory.magvit.scene import transformer_stage
 from training.settings import changed
 from training.workload import Inputs
+from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.clips import CLASSES
-from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.magvit.generation import (
     _digits_loss,
     _generated,
@@ -22,7 +22,7 @@ from training.workloads.trajectory.magvit.generation import (
 )
 from training.workloads.trajectory.magvit.model import Quantizer, TokenTransformer, _carried, _draw
 from training.workloads.trajectory.magvit.stages import _blended
-from training.workloads.trajectory.workload import TRAJECTORY
+from training.workloads.trajectory.trajectory_workload import TRAJECTORY
 
 
 def batch_of(inputs: Inputs, split: str, num: int) -> dict[str, torch.Tensor]:

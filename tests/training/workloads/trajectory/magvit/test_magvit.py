@@ -14,8 +14,8 @@ from tests.training.workloads.trajectory.magvit.scene import SMALL, prior_of, tr
 from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
 from training.settings import changed
 from training.workload import Inputs, Partial
+from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.config import MagvitConfig, magvit_full, magvit_laptop
-from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.magvit.model import (
     Quantizer,
     Tokenizer,

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from contract.errors import UserError
-from training.durable import SourceFile
-from training.rungs import autocast_rungs, micro_batch_rungs, rung
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
@@ -32,7 +30,11 @@ from training.workload import (
     Start,
     Workload,
     Writer,
+    autocast_rungs,
+    micro_batch_rungs,
+    rung,
 )
+from training.durable import SourceFile
 from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
 from training.workloads.expansion.adamw import Rewarming
 from training.workloads.growth.config import GrowthConfig, ModelConfig, full, laptop, literal
@@ -42,7 +44,7 @@ from training.workloads.growth.experts import choose_products
 from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW
-from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
+from training.workloads.growth.text.text_dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.tokens import (
     length_refusals,
     token_samples,

@@ -14,9 +14,9 @@ from contract.keys import UNFINISHED
 from training.durable.dataset_output import FolderOutput
 from training.durable.sources import ImportSource
 from training.durable.store.local_dataset import LocalDataset
-from training.workloads.growth.text import dataset as dataset_module
-from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
+from training.workloads.growth.text import text_dataset as dataset_module
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
+from training.workloads.growth.text.text_dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens
 from training.workloads.growth.text.vocabulary import read_vocabulary, train_tokenizer
 

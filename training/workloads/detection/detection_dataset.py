@@ -26,7 +26,7 @@ from training.workloads.detection.floor_plans import CATEGORIES, draw_floor_plan
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training.workload import Dataset, Progress
+    from training import Dataset, Progress
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.settings import changed
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
@@ -31,6 +30,7 @@ from training.workload import (
     Start,
     Train,
     Workload,
+    changed,
 )
 
 _NUM_INPUTS = 8
@@ -146,7 +146,7 @@ class _Classify(Train):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Small(Workload[_SmallConfig]):
-    """The workload `training.proof.torture.workload:SMALL`."""
+    """The workload `training.proof.torture.small_workload:SMALL`."""
 
     name: str = "small"
 

@@ -27,7 +27,7 @@ from training.workloads.imagenet.packing import Packing, pack
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training.workload import Progress
+    from training import Progress
 
 _log = logging.getLogger(__name__)
 

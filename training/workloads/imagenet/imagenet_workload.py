@@ -19,11 +19,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from torchvision.transforms import v2
 
 from contract.errors import UserError
-from training.durable import Brought, FinishedFiles, Output
-from training.evaluation_files import Captioned, write_sheet, write_table
-from training.rungs import autocast_rungs, micro_batch_rungs
-from training.workload import (
+from training import (
     Batch,
+    Captioned,
     Inputs,
     Loss,
     Partial,
@@ -35,9 +33,14 @@ from training.workload import (
     Train,
     Workload,
     Writer,
+    autocast_rungs,
+    micro_batch_rungs,
+    write_sheet,
+    write_table,
 )
+from training.durable import Brought, FinishedFiles, Output
 from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
-from training.workloads.imagenet.dataset import make_dataset, pack_dataset
+from training.workloads.imagenet.image_dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.images import ImageOptions
 from training.workloads.imagenet.model import (
     SMALL,
@@ -285,8 +288,8 @@ class TrainClassifier(Train):
         rows = torch.cat([part.tensors["id_label_predicted"] for part in parts], dim=1)
         wrong = rows[:, rows[1] != rows[2]]
         pairs = Counter(zip(wrong[1].tolist(), wrong[2].tolist(), strict=True)).most_common(_PAIRS)
-        told = ((classes[true], classes[taken], count) for (true, taken), count in pairs)
-        write_table(out / "most_confused.csv", ["class", "taken for", "images"], told)
+        table = ((classes[true], classes[taken], count) for (true, taken), count in pairs)
+        write_table(out / "most_confused.csv", ["class", "taken for", "images"], table)
         samples, rng = self.samples(i, "validation"), torch.Generator()
         pictures = []
         for (true, taken), _ in pairs:

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from training import Prepare, Progress, Rung, Train, Workload, autocast_rungs, micro_batch_rungs
 from training.durable import SourceFile
-from training.rungs import autocast_rungs, micro_batch_rungs
-from training.workload import Prepare, Progress, Rung, Train, Workload
+from training.workloads.trajectory.clip_dataset import make_dataset
 from training.workloads.trajectory.config import (
     ClipOptions,
     MagvitConfig,
@@ -24,7 +24,6 @@ from training.workloads.trajectory.config import (
     magvit_laptop,
     reference,
 )
-from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.imported import import_dataset
 from training.workloads.trajectory.magvit.generation import TrainTransformer

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from contract.errors import UserError
-from training.processes import in_processes
-from training.workload import Inputs, Samples
+from training import Inputs, Samples, in_processes
 from training.workloads.trajectory.clips import (
     CLASSES,
     CLIP_BYTES,
@@ -40,7 +39,7 @@ from training.workloads.trajectory.clips import (
 
 if TYPE_CHECKING:
     # It imports torch, for which every process that renders clips would have to wait.
-    from training.workload import Progress
+    from training import Progress
 
 CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"

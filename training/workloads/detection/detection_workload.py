@@ -15,9 +15,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from contract.errors import UserError
-from training.durable import DataReport
-from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
-from training.workload import (
+from training import (
     Batch,
     Inputs,
     Loss,
@@ -27,11 +25,16 @@ from training.workload import (
     Settings,
     Start,
     Workload,
+    autocast_rungs,
+    micro_batch_rungs,
+    offered_rung,
+    rung,
 )
+from training.durable import DataReport
 from training.workloads.detection.attention import Implementation, choose, why_not_triton
 from training.workloads.detection.check import check
 from training.workloads.detection.config import DetectionConfig, coco_12, full, laptop
-from training.workloads.detection.dataset import import_folder, make_dataset, open_split
+from training.workloads.detection.detection_dataset import import_folder, make_dataset, open_split
 from training.workloads.detection.detector import Detector, denoising, parameter_groups
 from training.workloads.detection.evaluation import DetectionEvaluation, missing_package
 from training.workloads.detection.losses import Match, criterion, hungarian, in_order

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from contract.errors import UserError
 from contract.keys import UNFINISHED
+from training import derive_seed
 from training.durable import FolderOutput, SourceFile
-from training.randomness import derive_seed
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, shard_name, token_type
@@ -40,7 +40,7 @@ _SHARD_TOKENS = 1 << 25
 
 @dataclass(kw_only=True, slots=True)
 class _SplitCounts:
-    """What has been written of a split; `bytes` counts its text in UTF-8."""
+    """Counts of what has been written of a split; `bytes` counts its text in UTF-8."""
 
     tokens: int = 0
     documents: int = 0
@@ -109,7 +109,7 @@ def _write_tokens(
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from training.workload import Progress
+    from training import Progress
 
 # 256 bytes and the end of text.
 _SMALLEST_VOCABULARY = 257
