@@ -50,15 +50,6 @@ def test_a_rebalance_recommendation_is_taken_once(listening: Interruption) -> No
     assert listening.notice is None
 
 
-def test_the_handlers_are_restored() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    interruption = Interruption(budget_seconds=1)
-    interruption.listen()
-    assert signal.getsignal(signal.SIGTERM) != before
-    interruption.close()
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
 @pytest.mark.parametrize(
     ("content", "seconds"),
     [

@@ -72,36 +72,31 @@ def test_only_one_variable_is_ours(variables: dict[str, str]) -> None:
     assert variables.keys() - {*DOCUMENTED.split(), *of_hyperparameters} == {"SM_CHECKPOINT_DIR"}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("SM_MODEL_DIR", "/opt/ml/model"),
-        ("SM_CHANNELS", '["testing","training"]'),
-        ("SM_CHANNEL_TRAINING", "/opt/ml/input/data/training"),
-        ("SM_CHECKPOINT_DIR", "/opt/ml/checkpoints"),
-        ("SM_OUTPUT_DATA_DIR", "/opt/ml/output/data"),
-        ("SM_OUTPUT_INTERMEDIATE_DIR", "/opt/ml/output/intermediate"),
-        ("SM_INPUT_CONFIG_DIR", "/opt/ml/input/config"),
-        ("SM_MODULE_DIR", "/opt/ml/code"),
-        ("SM_MODULE_NAME", "user_script"),
-        ("SM_USER_ENTRY_POINT", "user_script.py"),
-        ("SM_NUM_GPUS", "4"),
-        ("SM_NUM_CPUS", "48"),
-        ("SM_HOSTS", '["algo-1"]'),
-        ("SM_LOG_LEVEL", "20"),
-        ("SM_CURRENT_INSTANCE_TYPE", "g5.12xlarge"),
-        ("SM_HP_LEARNING-RATE", "0.0001"),
-        ("SM_HP_BATCH-SIZE", "256"),
-        ("SM_HP_COMMUNICATOR", "pure_nccl"),
-        ("SM_HP_FLAG", "true"),
-        ("SM_HP_X", ""),
-        ("TRAINING_JOB_NAME", "run-1"),
-    ],
-)
-def test_a_variable_has_the_documented_form(
-    variables: dict[str, str], name: str, value: str
-) -> None:
-    assert variables[name] == value
+def test_variables_have_the_documented_form(variables: dict[str, str]) -> None:
+    expected = {
+        "SM_MODEL_DIR": "/opt/ml/model",
+        "SM_CHANNELS": '["testing","training"]',
+        "SM_CHANNEL_TRAINING": "/opt/ml/input/data/training",
+        "SM_CHECKPOINT_DIR": "/opt/ml/checkpoints",
+        "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+        "SM_OUTPUT_INTERMEDIATE_DIR": "/opt/ml/output/intermediate",
+        "SM_INPUT_CONFIG_DIR": "/opt/ml/input/config",
+        "SM_MODULE_DIR": "/opt/ml/code",
+        "SM_MODULE_NAME": "user_script",
+        "SM_USER_ENTRY_POINT": "user_script.py",
+        "SM_NUM_GPUS": "4",
+        "SM_NUM_CPUS": "48",
+        "SM_HOSTS": '["algo-1"]',
+        "SM_LOG_LEVEL": "20",
+        "SM_CURRENT_INSTANCE_TYPE": "g5.12xlarge",
+        "SM_HP_LEARNING-RATE": "0.0001",
+        "SM_HP_BATCH-SIZE": "256",
+        "SM_HP_COMMUNICATOR": "pure_nccl",
+        "SM_HP_FLAG": "true",
+        "SM_HP_X": "",
+        "TRAINING_JOB_NAME": "run-1",
+    }
+    assert {name: variables[name] for name in expected} == expected
 
 
 def test_hyperparameters_become_arguments_in_the_toolkits_order() -> None:

@@ -142,35 +142,33 @@ def test_another_program_is_refused_under_the_same_run(
     assert "config field source_sha256" in capfd.readouterr().err
 
 
-def test_a_failing_program_says_why(run: ProgramRun, capfd: pytest.CaptureFixture[str]) -> None:
-    run.write("raise ValueError('the learning rate is negative')")
-    assert run.attempt() == 1
-    reason = "the program ended with exit code 1: ValueError: the learning rate is negative"
-    assert capfd.readouterr().err == f"error: {reason}\n"
-    (event,) = run.events("program-failed")
-    assert (event["message"], event["exit_code"], event["status"]) == (reason, 1, "failed")
-    assert run.head.state == "released"
-
-
-def test_output_failure_is_the_reason(run: ProgramRun, capfd: pytest.CaptureFixture[str]) -> None:
-    run.write("""
-        import os, sys
-        with open(os.environ["SM_OUTPUT_DIR"] + "/failure", "w") as stream:
-            stream.write("no data in channel training\\n" + "x" * 5000)
-        sys.exit(3)
-    """)
-    assert run.attempt() == 1
-    line = capfd.readouterr().err
-    assert "exit code 3: no data in channel training xxx" in line
-    assert len(line) < 1200
-
-
-def test_a_program_killed_by_a_signal_is_said_to_be(
-    run: ProgramRun, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("source", "code", "reason"),
+    [
+        ("raise ValueError('it is negative')", 1, "exit code 1: ValueError: it is negative"),
+        (
+            "import os, sys\n"
+            "with open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w') as stream:\n"
+            "    stream.write('no data in channel training\\n' + 'x' * 5000)\n"
+            "sys.exit(3)",
+            3,
+            "exit code 3: no data in channel training xxx",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", -9, "signal 9 (the kernel does this when memory"),
+    ],
+)
+def test_a_failing_program_says_why(
+    run: ProgramRun, source: str, code: int, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.write("import os; os.kill(os.getpid(), 9)")
+    run.write(source)
     assert run.attempt() == 1
-    assert "ended with signal 9 (the kernel does this when memory" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: the program ended with {reason}")
+    assert len(said.splitlines()) == 1 and len(said) < 1200
+    (event,) = run.events("program-failed")
+    assert said == f"error: {event['message']}\n"
+    assert (event["exit_code"], event["status"]) == (code, "failed")
+    assert run.head.state == "released"
 
 
 @pytest.mark.parametrize(

@@ -107,18 +107,6 @@ def test_a_handler_that_exits_in_the_middle_of_a_save_leaves_the_whole_one_befor
     assert resumed["passed_over"] == []
 
 
-def test_a_program_that_dies_of_its_error_when_told_is_interrupted_all_the_same(
-    run: ProgramRun,
-) -> None:
-    run.options = ["--notice-budget-seconds=60"]
-    run.write(SAVES_WHEN_TOLD.replace("EXIT", "17").replace("SIGNAL", "SIGTERM"))
-    process = run.spawn()
-    run.wait_until(lambda: begins(run))
-    tell(process)
-    assert process.returncode == 75
-    assert [event["exit_code"] for event in run.events("program-ended")] == [17]
-
-
 def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> None:
     run.options = ["--notice-budget-seconds=3", "--hyperparameter=mark=100048"]
     run.write(IGNORES)
@@ -134,25 +122,22 @@ def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> 
     assert not is_running("100048")
 
 
-def test_a_program_that_wants_no_signal_goes_on_until_the_last_snapshot(run: ProgramRun) -> None:
-    run.options += ["--notice-signal=none", "--notice-budget-seconds=4", *ENDLESS, COMMITS]
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--notice-signal=none"], "wants none"), ([], "does not handle SIGTERM")],
+)
+def test_a_program_that_cannot_be_told_goes_on_until_the_last_snapshot(
+    run: ProgramRun, options: list[str], why: str
+) -> None:
+    run.options += [*options, "--notice-budget-seconds=4", *ENDLESS, COMMITS]
     process = run.spawn()
     run.wait_for_snapshots(1)
     said = tell(process)
     assert process.returncode == 75
-    assert "no signal, as the program wants none" in said
+    assert f"no signal, as the program {why}" in said
+    assert [event["signal"] for event in run.events("notice")] == ["none"]
     at_notice = max(line["step"] for line in run.history.lines if line["kind"] == "notice")
     assert max(run.history.steps["step"]) > at_notice
-
-
-def test_a_program_that_does_not_handle_its_signal_is_not_killed_by_it(run: ProgramRun) -> None:
-    run.options += ["--notice-budget-seconds=4", *ENDLESS, COMMITS]
-    process = run.spawn()
-    run.wait_for_snapshots(1)
-    said = tell(process)
-    assert process.returncode == 75
-    assert "no signal, as the program does not handle SIGTERM" in said
-    assert [event["signal"] for event in run.events("notice")] == ["none"]
 
 
 def test_a_shutdown_waits_for_one_quiet_moment_only(run: ProgramRun) -> None:
@@ -229,16 +214,19 @@ def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: Progr
 def test_what_a_program_does_after_the_save_of_a_notice_is_said_to_be_lost(
     run: ProgramRun,
 ) -> None:
+    """And one that then dies of its error is interrupted all the same."""
     run.options = ["--notice-budget-seconds=60"]
     save = 'state.write_text(json.dumps({"step": step, **notice}))'
     works_on = f"{save}; time.sleep(1.2)"
     run.write(
-        SAVES_WHEN_TOLD.replace(save, works_on).replace("EXIT", "0").replace("SIGNAL", "SIGTERM")
+        SAVES_WHEN_TOLD.replace(save, works_on).replace("EXIT", "17").replace("SIGNAL", "SIGTERM")
     )
     process = run.spawn()
     run.wait_until(lambda: begins(run))
     said = tell(process)
+    assert process.returncode == 75
     (ended,) = run.events("program-ended")
+    assert ended["exit_code"] == 17
     assert 1.2 <= ended["unsaved_seconds"] < 5
     assert f"{ended['unsaved_seconds']:.1f} s since its last snapshot are lost" in said
 

@@ -38,10 +38,6 @@ def live_through(retention: Retention, entries: list[CheckpointEntry]) -> list[i
     return [one.step for one in kept]
 
 
-def test_the_newest_stay() -> None:
-    assert live_through(Retention(), [entry(step) for step in range(1, 8)]) == [5, 6, 7]
-
-
 def test_those_that_may_hold_half_of_a_save_take_the_place_of_none_that_does_not() -> None:
     firm = [entry(step) for step in (1, 2, 3)]
     maybe = [entry(step, is_tentative=True) for step in (4, 5, 6, 7)]

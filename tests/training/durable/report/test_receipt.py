@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from contract.keys import GUARD
 from training.durable.record.history import AttemptSummary, History, _StepLines
 from training.durable.report.receipt import _read_spending, interruption_facts
@@ -56,29 +58,22 @@ def interruption_costs(history: History) -> list[dict[str, Any]]:
     return costs
 
 
-def test_steps_that_were_done_again_are_counted() -> None:
-    (cost,) = interruption_costs(history({1: range(1, 9), 2: range(6, 20)}, []))
-    assert cost["steps_redone"] == 3
-
-
-def test_a_program_that_reports_every_tenth_step_has_done_those_between_again_too() -> None:
-    (cost,) = interruption_costs(history({1: range(10, 50, 10), 2: range(30, 90, 10)}, []))
-    assert cost["steps_redone"] == 20
-
-
-def test_nothing_is_redone_where_the_next_machine_goes_on() -> None:
-    (cost,) = interruption_costs(history({1: range(1, 9), 2: range(9, 20)}, []))
-    assert cost["steps_redone"] == 0
-
-
-def test_an_attempt_that_reported_nothing_is_passed_over() -> None:
-    costs = interruption_costs(history({1: range(1, 9), 3: range(5, 20)}, [], last=3))
-    assert [cost["steps_redone"] for cost in costs] == [4, 0]
-
-
-def test_without_steps_it_is_not_known() -> None:
-    (cost,) = interruption_costs(history({}, []))
-    assert cost["steps_redone"] is None
+@pytest.mark.parametrize(
+    ("steps", "redone"),
+    [
+        ({1: range(1, 9), 2: range(6, 20)}, [3]),
+        # A program that reports every tenth step has done those between again, too.
+        ({1: range(10, 50, 10), 2: range(30, 90, 10)}, [20]),
+        ({1: range(1, 9), 2: range(9, 20)}, [0]),
+        ({1: range(1, 9), 3: range(5, 20)}, [4, 0]),  # one attempt reported nothing
+        ({}, [None]),
+    ],
+)
+def test_steps_that_were_done_again_are_counted(
+    steps: dict[int, range], redone: list[int | None]
+) -> None:
+    costs = interruption_costs(history(steps, [], last=len(redone) + 1))
+    assert [cost["steps_redone"] for cost in costs] == redone
 
 
 def test_seconds_are_those_that_were_last_heard_of() -> None:

@@ -44,6 +44,18 @@ class Machine:
         )
         self.restored, self.passed_over = self.mirror.restore()
 
+    @property
+    def step(self) -> int | None:
+        """Of the snapshot that was restored."""
+        return self.restored.entry.step if self.restored else None
+
+    def save(self, **files: bytes) -> None:
+        """Write files, and wait until a snapshot that the program asked for has them."""
+        number = self.mirror.last.number if self.mirror.last else 0
+        self.write(files)
+        self.commit()
+        wait_until(lambda: self.mirror.last and self.mirror.last.number > number, self.mirror)
+
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files as a program does, not atomically."""
         for name, data in files.items():

@@ -122,7 +122,6 @@ def test_a_connection_is_used_again_until_the_server_closes_it(serve: Serve) -> 
 @pytest.mark.parametrize(
     "answer",
     [
-        b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + BODY[:1000],
         usual(999),
         usual(1000)[:-1],

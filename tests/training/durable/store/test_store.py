@@ -26,20 +26,6 @@ from training.durable.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, S3Sto
 from training.durable.store.s3_transfer import Body
 
 
-def test_a_first_write_wins_once_and_an_old_tag_is_refused(store_uri: str) -> None:
-    store = open_store(store_uri)
-    first = store.put_if("head.json", b"one", None)
-    for tag in (None, '"0123456789abcdef0123456789abcdef"'):
-        with pytest.raises(PreconditionFailedError):
-            store.put_if("head.json", b"two", tag)
-    found = store.get("head.json")
-    assert found is not None and (found.data, found.etag) == (b"one", first)
-    assert store.put_if("head.json", b"two", first) != first
-    for key in ("head.json", "gone.json"):
-        with pytest.raises(PreconditionFailedError):
-            store.put_if(key, b"three", first)
-
-
 def test_a_download_onto_a_full_disk_ends_in_one_sentence(store_uri: str) -> None:
     store = open_store(store_uri)
     store.put("a", b"some bytes")
@@ -74,9 +60,7 @@ def test_of_many_writers_at_once_one_wins(store_uri: str) -> None:
 def test_a_big_file_goes_in_parts(bucket_uri: str, tmp_path: Path) -> None:
     store = open_store(f"{bucket_uri}/big")
     path = tmp_path / "big"
-    with path.open("wb") as stream:
-        stream.truncate(70 * 1024 * 1024)
-        stream.write(b"start")
+    path.write_bytes(b"start" * (17 * 2**20 // 5))
     store.put_file("big", path)
     store.get_file("big", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == path.read_bytes()
@@ -86,11 +70,6 @@ def test_a_big_file_goes_in_parts(bucket_uri: str, tmp_path: Path) -> None:
 def test_fails_for_a_bad_uri(uri: str) -> None:
     with pytest.raises(UserError, match="URI"):
         open_store(uri)
-
-
-def test_fails_for_a_bucket_that_is_not_there(bucket_uri: str) -> None:
-    with pytest.raises(UserError, match="no such bucket: 'no-such-bucket-here'"):
-        open_store("s3://no-such-bucket-here/x").put("a", b"x")
 
 
 OUTSIDE = ["..", "../x", "a/../../x", "/x", "//", "a//", "./", "a/./", "checkpoints/../"]
@@ -239,30 +218,12 @@ def test_an_upload_that_is_given_up_leaves_nothing(store_uri: str) -> None:
         assert "Uploads" not in answer
 
 
-def test_parts_are_repeated_through_passing_trouble(s3: S3Store) -> None:
-    from botocore.exceptions import EndpointConnectionError
-
-    met = [
-        _error("SlowDown", 503, "UploadPart"),
-        _error("InternalError", 500, "UploadPart"),
-        _error("BadDigest", 400, "UploadPart"),
-        EndpointConnectionError(endpoint_url="https://s3"),
-    ]
+def test_a_part_that_arrived_damaged_is_sent_again(s3: S3Store) -> None:
+    met = [_error("BadDigest", 400, "UploadPart")]
     _trouble(s3, "upload_part", met)
     _upload(s3, bytes(6 * MEBIBYTE)).finish()
     assert met == []
     assert s3.sizes("") == {"a/big": 6 * MEBIBYTE}
-
-
-def test_reads_are_repeated_through_passing_trouble(s3: S3Store) -> None:
-    from botocore.exceptions import ReadTimeoutError
-
-    s3.put("k", b"0123456789")
-    met = [_error("SlowDown", 503, "GetObject"), ReadTimeoutError(endpoint_url="https://s3")]
-    _trouble(s3, "get_object", met)
-    back = bytearray(4)
-    s3.read_into("k", 3, memoryview(back))
-    assert (bytes(back), met) == (b"3456", [])
 
 
 def test_a_completion_whose_answer_was_lost_counts(s3: S3Store) -> None:

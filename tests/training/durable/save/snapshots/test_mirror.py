@@ -103,25 +103,6 @@ def test_an_event_file_that_stays_open_holds_up_nothing(new_machine: NewMachine)
     assert (second.folder / "events.out.tfevents.1.host").read_bytes() == b"row"
 
 
-def test_a_program_that_says_when_is_taken_at_no_other_moment(
-    new_machine: NewMachine, store: Store
-) -> None:
-    machine = new_machine("first", quiet_seconds=0.05)
-    machine.mirror.start()
-    machine.write({"model.pt": b"1", "optimizer.pt": b"1"})
-    machine.commit()
-    wait_for_snapshot(machine, 1)
-    machine.write({"model.pt": b"2"})
-    machine.mirror.request("emergency")
-    assert not machine.end(exit_code=1)
-    assert [read_manifest(store, entry).reason for entry in entries(store)] == ["commit"]
-    second = new_machine("second", quiet_seconds=0.05)
-    assert (second.folder / "model.pt").read_bytes() == b"1"
-    second.mirror.start()
-    second.write({"model.pt": b"2"})
-    assert not second.end(exit_code=-9), "it said when on the machine before"
-
-
 def test_a_request_is_dropped_if_the_program_wrote_on_without_waiting(
     new_machine: NewMachine, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +139,7 @@ def test_what_a_dead_program_had_asked_for_is_taken_if_it_is_still_so(
 def test_a_program_that_says_when_is_not_taken_at_its_end(
     new_machine: NewMachine, exit_code: int, was_told: bool
 ) -> None:
-    machine = new_machine("first")
+    machine = new_machine("first", quiet_seconds=0.05)
     machine.mirror.start()
     machine.write({"model.pt": b"1"})
     machine.commit()

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,8 +53,7 @@ def test_a_damaged_snapshot_is_passed_over_and_says_why(
         data[len(data) // 2] ^= 1
         path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
     machine = new_machine("second")
-    assert machine.restored is not None
-    assert machine.restored.entry.step == 1
+    assert machine.step == 1
     assert (machine.folder / "a").read_bytes() == b"1"
     ((name, why),) = machine.passed_over
     assert name == entries(store)[1].name
@@ -78,9 +78,7 @@ def test_what_no_snapshot_survives_on_this_machine_deletes_none(
         ):
             new_machine("second")
     assert store.sizes("blobs/") == before
-    third = new_machine("third")
-    assert third.restored is not None
-    assert third.restored.entry.step == 2
+    assert new_machine("third").step == 2
 
 
 def test_a_second_machine_that_can_verify_none_either_starts_over_and_deletes_none(
@@ -112,8 +110,7 @@ def test_a_second_machine_that_can_verify_none_either_starts_over_and_deletes_no
     assert [one.step for one in entries(store)] == [4, 5, 6]
     fourth = new_machine("fourth")
     assert not kept.keys() & store.sizes("").keys()
-    assert fourth.restored is not None
-    assert fourth.restored.entry.step == 6
+    assert fourth.step == 6
     reasons = [json.loads(found.data) for found in map(store.get, store.sizes("events/")) if found]
     told = [event for event in reasons if event["name"] == "none-valid"]
     assert [(one["instance_id"], one["starts_over"]) for one in told] == [
@@ -136,8 +133,7 @@ def test_a_machine_that_can_verify_one_takes_the_other_s_word_back(
             with pytest.raises(MachineError):
                 new_machine(name)
         well = new_machine("well")
-        assert well.restored is not None
-        assert well.restored.entry.step == 2
+        assert well.step == 2
         well.vanish()
 
 
@@ -174,8 +170,7 @@ def test_what_all_snapshots_share_survives_its_damage(
         if damage != "missing":
             path.write_bytes(data if damage == "flipped" else data[:-1])
     second = new_machine("second")
-    assert second.restored is not None
-    assert second.restored.entry.step == 3
+    assert second.step == 3
     assert tree(second.folder) == tree(sharing.folder)
     second.mirror.start()
     second.write({"a": b"4"})
@@ -229,8 +224,7 @@ def test_a_damaged_blob_is_found_before_all_snapshots_need_it_and_is_sent_again(
             wait_until(lambda: machine.mirror._blobs._damaged, machine.mirror)
     machine.vanish()
     second = new_machine("second")
-    assert second.restored is not None
-    assert second.restored.entry.step == 4
+    assert second.step == 4
     assert tree(second.folder) == tree(machine.folder)
 
 
@@ -244,9 +238,7 @@ def test_what_the_store_refuses_to_read_is_not_a_new_start(
         patched.setattr(FolderStore, "read_into", refuse)
         with pytest.raises(StoreError, match="the run is kept"):
             new_machine("second")
-    third = new_machine("third")
-    assert third.restored is not None
-    assert third.restored.entry.step == 2
+    assert new_machine("third").step == 2
 
 
 def test_a_restore_that_was_killed_is_done_again(
@@ -278,30 +270,20 @@ def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
         new_machine("second")
 
 
-def test_fails_with_sizes_where_the_disk_is_too_small(
-    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("blocks", "error"), [(2, UserError), (2**20, MachineError)])
+def test_a_disk_too_small_is_the_users_fault_and_one_full_of_other_files_the_machines(
+    two: Machine,
+    new_machine: NewMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    blocks: int,
+    error: type[Exception],
 ) -> None:
-    class Small:
-        f_bavail, f_blocks, f_frsize = 1, 2, 4096
-
-    monkeypatch.setattr(restore.os, "statvfs", lambda path: Small)
-    with pytest.raises(UserError, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
-        new_machine("second")
-
-
-def test_a_disk_that_is_full_of_other_files_is_the_machines_fault(
-    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full:
-        f_bavail, f_blocks, f_frsize = 1, 2**20, 4096
-
+    disk = SimpleNamespace(f_bavail=1, f_blocks=blocks, f_frsize=4096)
     with monkeypatch.context() as full:
-        full.setattr(restore.os, "statvfs", lambda path: Full)
-        with pytest.raises(MachineError, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
+        full.setattr(restore.os, "statvfs", lambda path: disk)
+        with pytest.raises(error, match=r"needs 9\.0 MB more and 0\.0 MB are free"):
             new_machine("second")
-    third = new_machine("third")
-    assert third.restored is not None
-    assert third.restored.entry.step == 2
+    assert new_machine("third").step == 2
 
 
 def test_fails_where_names_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

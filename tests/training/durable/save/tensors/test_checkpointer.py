@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.training.save_scene import Scene
 from training.durable.errors import RunFailedError
@@ -63,19 +62,6 @@ def test_an_interval_of_time_is_put_off_while_a_save_is_under_way(
     scene.finish()
     assert scene.is_due(scene.position(2), 10)
     scene.context.metrics.close()
-
-
-def test_a_save_that_the_store_refuses_is_said_and_tried_again(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scene.store.error = StoreError("the disk is full")
-    scene.begin(1)
-    scene.finish()
-    assert "[save] step 1 was not saved, 1 in a row: the disk is full" in capsys.readouterr().out
-    assert scene.committed() == []
-    scene.begin(2)
-    scene.finish()
-    assert scene.committed() == [(2, 2.0)]
 
 
 def test_after_a_save_that_failed_the_next_comes_before_its_interval(
@@ -382,17 +368,3 @@ def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
     snapshot = CheckpointContent.read(scene.store, scene.context.lease.head.checkpoints[-1])
     assert 1000.0 <= snapshot.state["spent_seconds"] < 1100.0
     assert snapshot.state["step"] == 1
-
-
-def test_parts_are_read_back_by_several_threads_at_once(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.durable.store.transfer.PART_BYTES", 1000)
-    scene.weights = torch.zeros(10_001)
-    scene.begin(1)
-    scene.finish()
-    entry = scene.context.lease.head.checkpoints[-1]
-    model = next(file for file in entry.files if file.name == "model.safetensors")
-    assert model.part_bytes == 1000
-    assert model.bytes > 40_000
-    assert scene.committed() == [(1, 1.0)]

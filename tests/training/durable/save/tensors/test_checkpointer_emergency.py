@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.training.durable.attempt.machine import Clock
 from tests.training.save_scene import Scene
@@ -116,15 +115,6 @@ def test_an_upload_that_turns_out_slower_than_measured_is_given_up(
         if thread.name == "save":
             thread.join(60)
     assert scene.committed() == [(1, 1.0)], "nothing that comes late is published"
-
-
-def test_an_emergency_under_a_bandwidth_cap_commits_in_time(scene: Scene) -> None:
-    scene.weights = torch.zeros(1_000_000)
-    scene.set_rate(8e6)
-    slowed = scene.store.slowed_seconds
-    assert scene.emergency(2, 20)
-    assert scene.store.slowed_seconds - slowed > 0.4, "the cap was felt"
-    assert scene.committed() == [(1, 1.0), (2, 2.0)]
 
 
 def test_a_notice_right_after_a_commit_only_releases(

@@ -16,7 +16,7 @@ from training.durable.record.metrics import Events
 from training.durable.save.tensors.resume import CheckpointContent
 from training.durable.save.tensors.state import LiveState, _find_nan
 from training.durable.save.tensors.weights import weights_sha256
-from training.durable.store.folder import FolderStore, open_store
+from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store
 from training.engine.optimizer import flatten_state, unflatten_state
 
@@ -45,15 +45,6 @@ def test_an_optimizer_comes_back_exactly(kind: Any) -> None:
 def test_fails_for_a_state_that_json_cannot_hold() -> None:
     with pytest.raises(TypeError, match="/hook: a function cannot be stored"):
         flatten_state({"hook": lambda: None}, {})
-
-
-def test_a_checkpoint_is_read_as_it_was_written(store_uri: str) -> None:
-    store = open_store(store_uri)
-    entry = save(store, 12, 0.5)
-    back = CheckpointContent.read(store, entry)
-    assert back.state == {"step": 12}
-    assert torch.equal(back.tensors["model"]["w"], torch.full((3, 5), 0.5))
-    assert back.tensors["optimizer"] == {}
 
 
 def test_what_is_read_lies_in_aligned_memory(tmp_path: Path) -> None:

@@ -83,16 +83,6 @@ def test_a_notice_in_an_evaluation_discards_and_repeats_it(run: Run, whole: Run)
     assert_equal(run, whole)
 
 
-def test_a_notice_while_preparing_keeps_the_shards(run: Run, whole: Run) -> None:
-    interrupt_at("shard", 1)
-    assert run.attempt() == 75
-    assert run.head.checkpoints == ()
-    assert len(run.lines("prepare")) == 2
-    assert run.attempt() == 0
-    assert [line["shard"] for line in run.lines("prepare")] == [0, 1, 2]
-    assert_equal(run, whole)
-
-
 def test_a_rebalance_recommendation_saves_and_goes_on(run: Run, whole: Run) -> None:
     interrupt_at("first", 4, signal.SIGUSR2)
     assert run.attempt() == 0
