@@ -54,6 +54,13 @@ class KeptRun:
         record: dict[str, Any] = json.loads(found.data)
         return record
 
+    @property
+    def page(self) -> str:
+        """Its report."""
+        found = self.store.get("report.html")
+        assert found is not None
+        return found.data.decode()
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name, oldest first."""
         return Events.read(self.store, name)

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,12 @@ class Machine:
         self._noticed_at.value = time.monotonic()
         hooks.send(signal.SIGUSR1)
 
-    def notice_at(self, place: str, number: int) -> None:
-        """Give the notice when the workload first gets there."""
-        self.at(place, lambda reached: self.notice() if reached == number else None)
+    def notice_at(
+        self, place: str, number: int, then: Mapping[int, Callable[[], object]] = {}
+    ) -> None:
+        """Give the notice when the workload gets there, and do what comes `then`."""
+        acts = {number: self.notice, **then}
+        self.at(place, lambda reached: acts.get(reached, lambda: None)())
 
     def pass_time_until(self, left: float) -> None:
         """Let time pass until so many seconds of the notice are left."""

@@ -51,24 +51,14 @@ def test_a_policy_of_stopping_stops(machine: Machine, long_whole: Run) -> None:
 
 
 def test_a_notice_without_a_time_stops(machine: Machine) -> None:
-    def tell(step: int) -> None:
-        if step == 8:
-            machine.notice()
-
-    machine.at("first", tell)
+    machine.notice_at("first", 8)
     machine.options.remove(f"--notice-file={machine.notice_file}")
     assert machine.attempt() > 0.5 * NOTICE
     assert [event["step"] for event in machine.commits] == [9]
 
 
 def test_a_shutdown_in_the_extra_time_ends_it_at_once(machine: Machine, long_whole: Run) -> None:
-    def act(step: int) -> None:
-        if step == 8:
-            machine.notice()
-        if step == 11:
-            send(signal.SIGTERM)
-
-    machine.at("first", act)
+    machine.notice_at("first", 8, then={11: lambda: send(signal.SIGTERM)})
     assert machine.attempt() > 0.5 * NOTICE
     assert [event["step"] for event in machine.commits] == [9, 12]
     machine.go_on(long_whole)
@@ -77,14 +67,11 @@ def test_a_shutdown_in_the_extra_time_ends_it_at_once(machine: Machine, long_who
 def test_a_step_that_is_suddenly_slow_loses_only_the_extra_time(
     machine: Machine, long_whole: Run
 ) -> None:
-    def act(step: int) -> None:
-        if step == 8:
-            machine.notice()
-        if step == 13:
-            machine.pass_time_until(left=0.1)
-            time.sleep(600)
+    def stall() -> None:
+        machine.pass_time_until(left=0.1)
+        time.sleep(600)
 
-    machine.at("first", act)
+    machine.notice_at("first", 8, then={13: stall})
     assert machine.attempt() == pytest.approx(0.1), "without waiting for the step"
     assert machine.run.head.checkpoints[-1].step == 9
     assert [event["step"] for event in machine.commits] == [9]
@@ -98,13 +85,7 @@ def test_a_store_that_stalls_in_the_last_save_loses_only_the_extra_time(
         machine.pass_time_until(left=0.1)
         time.sleep(600)
 
-    def act(step: int) -> None:
-        if step == 8:
-            machine.notice()
-        if step == 12:
-            FolderStore.upload = stall  # type: ignore[method-assign]
-
-    machine.at("first", act)
+    machine.notice_at("first", 8, then={12: lambda: setattr(FolderStore, "upload", stall)})
     machine.attempt()
     assert "the upload was too slow; the last commit stays" in capfd.readouterr().out
     assert machine.run.head.checkpoints[-1].step == 9

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,10 +114,6 @@ class ProgramRun(KeptRun):
         found = (self.store.get(key) for key in parts)
         return b"".join(gzip.decompress(one.data) for one in found if one).decode()
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for something in the store or on the disk."""
-        wait_for(is_so)
-
     def wait_for_snapshots(self, count: int) -> None:
         """Wait until the head names this many, or later ones."""
 
@@ -126,7 +121,7 @@ class ProgramRun(KeptRun):
             head = Head.read(self.store)
             return head is not None and any(e.step >= count for e in head.checkpoints)
 
-        self.wait_until(are_there)
+        wait_for(are_there)
 
 
 def kill(process: "subprocess.Popen[str]") -> None:

@@ -23,6 +23,7 @@ def place(lines: list[str], files: list[str] = FILES) -> str:
     return blamed_place(lines, files, Container(root=Path("/opt/ml")))
 
 
+NAMED = "a file of it is named"
 LOAD = (8, "<module>", "n = json.load(open(p))")
 TORCH = (9, "<module>", "state = torch.load(path, map_location='cuda')")
 HTTP = [
@@ -42,26 +43,11 @@ LAUNCHER = traceback(
     [
         (traceback(LOAD, error="json.decoder.JSONDecodeError: Expecting value"), "train.py:8"),
         (traceback(TORCH, error="RuntimeError: PytorchStreamReader failed"), "train.py:9"),
-        (
-            traceback((5, "resume", "x = f['w']"), error="KeyError: 'w'"),
-            "train.py:5",
-        ),
-        (
-            traceback(LOAD, error="ValueError: state.json is cut"),
-            "a file of it is named",
-        ),
-        (
-            traceback((3, "<module>", "f = h5py.File(p)"), error="OSError: '/x/model.pt'"),
-            "a file of it is named",
-        ),
-        (
-            traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/latest'"),
-            "a file of it is named",
-        ),
-        (
-            traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/5/missing'"),
-            "a file of it is named",
-        ),
+        (traceback((5, "resume", "x = f['w']"), error="KeyError: 'w'"), "train.py:5"),
+        (traceback(LOAD, error="ValueError: state.json is cut"), NAMED),
+        (traceback((3, "<module>", "f = h5py.File(p)"), error="OSError: '/x/model.pt'"), NAMED),
+        (traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/latest'"), NAMED),
+        (traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/5/x'"), NAMED),
         (
             traceback((3, "<module>", 'assert os.path.exists(f"{d}/s")'), error="AssertionError"),
             "train.py:3",

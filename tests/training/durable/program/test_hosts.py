@@ -7,7 +7,7 @@ from subprocess import Popen
 
 from contract.program import Program
 from tests.training.durable.program.programs import ProgramRun, tell
-from tests.training.runs import free_port
+from tests.training.runs import free_port, wait_for
 from training.durable.attempt.ranks import Hosts
 from training.durable.program.container import Container, ContainerHost
 
@@ -71,7 +71,7 @@ def test_hosts_begin_with_one_snapshot_and_a_notice_to_one_ends_both(run: Progra
     kept = Path(run.folder / "127.0.0.1" / "checkpoints" / "count").read_text()
     again = _spawned(run)
     began = [run.folder / f"{name} began after {kept}" for name in ("127.0.0.1", "b")]
-    run.wait_until(lambda: all(path.exists() for path in began))
+    wait_for(lambda: all(path.exists() for path in began))
     (run.folder / "stop").touch()
     said = [process.communicate(timeout=60)[0] for process in again]
     assert [process.returncode for process in again] == [0, 0], said

@@ -16,6 +16,7 @@ from tests.training.durable.program.programs import (
     kill,
     tell,
 )
+from tests.training.runs import wait_for
 from training.durable.program.watch import ProgramWatch
 from training.durable.save.snapshots.mirror import Mirror
 
@@ -49,13 +50,19 @@ def begins(run: ProgramRun) -> bool:
     return any("begins" in run.log(generation) for generation in (1, 2))
 
 
+def interrupted(run: ProgramRun, number: int = signal.SIGUSR1, *, is_saved: bool = False) -> str:
+    """What an attempt prints that is told once its program is at work, or has been saved."""
+    process = run.spawn()
+    run.wait_for_snapshots(1) if is_saved else wait_for(lambda: begins(run))
+    said = tell(process, number)
+    assert process.returncode == 75
+    return said
+
+
 def test_a_program_that_saves_when_told_is_saved_at_once(run: ProgramRun) -> None:
     run.options = ["--notice-signal=SIGUSR1", "--notice-budget-seconds=60"]
     run.write(SAVES_WHEN_TOLD.replace("EXIT", "0").replace("SIGNAL", "SIGUSR1"))
-    process = run.spawn()
-    run.wait_until(lambda: begins(run))
-    said = tell(process)
-    assert process.returncode == 75
+    said = interrupted(run)
     assert "SIGUSR1 sent; the program has" in said
     (notice,) = run.events("notice")
     assert (notice["cause"], notice["signal"]) == ("notice", "SIGUSR1")
@@ -98,10 +105,7 @@ def test_a_handler_that_exits_in_the_middle_of_a_save_leaves_the_whole_one_befor
             print("begins to save", flush=True)
             time.sleep(1000)
     """)
-    process = run.spawn()
-    run.wait_until(lambda: begins(run))
-    tell(process)
-    assert process.returncode == 75
+    interrupted(run)
     assert run.attempt() == 0
     (resumed,) = run.events("resumed")
     assert resumed["passed_over"] == []
@@ -130,10 +134,7 @@ def test_a_program_that_cannot_be_told_goes_on_until_the_last_snapshot(
     run: ProgramRun, options: list[str], why: str
 ) -> None:
     run.options += [*options, "--notice-budget-seconds=4", *ENDLESS, COMMITS]
-    process = run.spawn()
-    run.wait_for_snapshots(1)
-    said = tell(process)
-    assert process.returncode == 75
+    said = interrupted(run, is_saved=True)
     assert f"no signal, as the program {why}" in said
     assert [event["signal"] for event in run.events("notice")] == ["none"]
     at_notice = max(line["step"] for line in run.history.lines if line["kind"] == "notice")
@@ -142,10 +143,7 @@ def test_a_program_that_cannot_be_told_goes_on_until_the_last_snapshot(
 
 def test_a_shutdown_waits_for_one_quiet_moment_only(run: ProgramRun) -> None:
     run.options += [*ENDLESS, COMMITS]
-    process = run.spawn()
-    run.wait_for_snapshots(1)
-    tell(process, signal.SIGTERM)
-    assert process.returncode == 75
+    interrupted(run, signal.SIGTERM, is_saved=True)
     (notice,) = run.events("notice")
     assert notice["cause"] == "shutdown"
     assert notice["program_seconds"] < 10 < notice["seconds_left"]
@@ -163,7 +161,7 @@ def test_a_rebalance_recommendation_asks_for_a_snapshot_and_ends_nothing(run: Pr
     """)
     run.options = ["--quiet-seconds=3600"]
     process = run.spawn()
-    run.wait_until(lambda: begins(run))
+    wait_for(lambda: begins(run))
     process.send_signal(signal.SIGUSR2)
     run.wait_for_snapshots(1)
     assert run.head.checkpoints[-1].kind == "rebalance"
@@ -178,12 +176,12 @@ def test_a_machine_that_waits_ends_the_rest_of_a_notice(run: ProgramRun) -> None
     first = run.spawn()
     run.wait_for_snapshots(1)
     first.send_signal(signal.SIGUSR1)
-    run.wait_until(lambda: bool(run.events("notice")))
+    wait_for(lambda: bool(run.events("notice")))
     second = run.spawn(f"--ml-root={run.folder / 'other'}")
     said = first.communicate(timeout=60)[0]
     assert first.returncode == 75
     assert "another machine is waiting" in said
-    run.wait_until(lambda: run.head.generation == 2)
+    wait_for(lambda: run.head.generation == 2)
     kill(second)
 
 
@@ -221,10 +219,7 @@ def test_what_a_program_does_after_the_save_of_a_notice_is_said_to_be_lost(
     run.write(
         SAVES_WHEN_TOLD.replace(save, works_on).replace("EXIT", "17").replace("SIGNAL", "SIGTERM")
     )
-    process = run.spawn()
-    run.wait_until(lambda: begins(run))
-    said = tell(process)
-    assert process.returncode == 75
+    said = interrupted(run)
     (ended,) = run.events("program-ended")
     assert ended["exit_code"] == 17
     assert 1.2 <= ended["unsaved_seconds"] < 5

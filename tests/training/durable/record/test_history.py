@@ -50,9 +50,7 @@ def test_a_run_with_damaged_metrics_and_events_finishes_and_says_so(
     assert event.startswith("events/")
     said = capsys.readouterr().out
     assert f"[history] passed over {metrics}" in said
-    page = run.store.get("report.html")
-    assert page is not None
-    assert b"Passed over (2): metrics/0001-" in page.data
+    assert "Passed over (2): metrics/0001-" in run.page
     assert main(["report", f"--run-uri={run.uri}"]) == 0
     assert "Passed over (2)" in capsys.readouterr().out
 

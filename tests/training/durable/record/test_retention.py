@@ -47,20 +47,12 @@ def test_those_that_may_hold_half_of_a_save_take_the_place_of_none_that_does_not
 
 def test_the_furthest_step_of_a_program_stays_until_another_passes_it() -> None:
     maybe = entry(4, is_tentative=True, program_step=390)
-    far = [
-        entry(1, program_step=100),
-        entry(2, program_step=200),
-        entry(3, program_step=300),
-        maybe,
-    ]
+    far = [*(entry(number, program_step=100 * number) for number in (1, 2, 3)), maybe]
     again = [entry(5 + number, program_step=10 * number) for number in range(4)]
-    assert live_through(Retention(newest=2), [*far, *again]) == [3, 4, 7, 8]
-    assert live_through(Retention(newest=2), [*far, *again, entry(9, program_step=301)]) == [
-        4,
-        8,
-        9,
-    ]
-    assert live_through(Retention(newest=2), [*far, *again, entry(9, program_step=390)]) == [8, 9]
+    two = Retention(newest=2)
+    assert live_through(two, [*far, *again]) == [3, 4, 7, 8]
+    assert live_through(two, [*far, *again, entry(9, program_step=301)]) == [4, 8, 9]
+    assert live_through(two, [*far, *again, entry(9, program_step=390)]) == [8, 9]
 
 
 def test_the_first_of_every_so_many_steps_stays() -> None:
@@ -86,15 +78,10 @@ def test_each_stage_s_best_stays_until_a_better_one_comes() -> None:
 
 def test_a_kept_one_keeps_the_stage_end_that_it_began_from() -> None:
     retention = Retention(newest=1, every=Span(value=10, unit="steps"))
-    entries = [
-        entry(3),
-        entry(4, kind="stage-end"),
-        entry(12, "b"),
-        entry(15, "b", kind="stage-end"),
-        entry(16, "c"),
-        entry(17, "c"),
-    ]
-    assert live_through(retention, entries) == [4, 12, 15, 17]
+    first = [entry(3), entry(4, kind="stage-end")]
+    second = [entry(12, "b"), entry(15, "b", kind="stage-end")]
+    third = [entry(16, "c"), entry(17, "c")]
+    assert live_through(retention, [*first, *second, *third]) == [4, 12, 15, 17]
 
 
 def test_the_newest_and_its_origin_are_never_dropped() -> None:

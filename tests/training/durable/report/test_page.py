@@ -82,9 +82,7 @@ def test_the_history_says_what_happened(interrupted: Run) -> None:
 
 
 def test_every_run_ends_with_a_report(interrupted: Run) -> None:
-    found = interrupted.store.get("report.html")
-    assert found is not None
-    page = found.data.decode()
+    page = interrupted.page
     assert "finished: 24 steps in 3 attempts." in page
     assert "released (notice)" in page
     assert interrupted.head.weights_sha256 in page
@@ -161,9 +159,7 @@ def test_a_failed_run_leaves_receipt_and_report(run: Run) -> None:
     assert receipt["state"] == "failed"
     assert "the loss is nan" in receipt["reason"]
     assert (receipt["steps"], receipt["committed_steps"]) == (5, 3)
-    page = run.store.get("report.html")
-    assert page is not None
-    assert b"It failed: stage" in page.data
+    assert "It failed: stage" in run.page
 
 
 def test_a_run_that_is_marked_failed_leaves_them_too(run: Run) -> None:

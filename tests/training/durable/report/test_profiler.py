@@ -24,9 +24,7 @@ def test_a_trace_of_some_steps_is_kept_and_changes_nothing(
     ]
     assert sum(name.startswith("Optimizer.step#AdamW") for name in names) == 2
     assert_equal(run, whole)
-    page = run.store.get("report.html")
-    assert page is not None
-    assert b"at the given 1.21 dollars per hour" in page.data
+    assert "at the given 1.21 dollars per hour" in run.page
 
 
 def test_a_run_that_is_shorter_keeps_what_there_was(run: Run) -> None:

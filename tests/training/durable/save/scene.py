@@ -49,7 +49,7 @@ class Machine:
         """Of the snapshot that was restored."""
         return self.restored.entry.step if self.restored else None
 
-    def save(self, **files: bytes) -> None:
+    def save(self, files: Mapping[str, bytes]) -> None:
         """Write files, and wait until a snapshot that the program asked for has them."""
         number = self.mirror.last.number if self.mirror.last else 0
         self.write(files)

@@ -19,6 +19,7 @@ from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
+from training.durable.record.metrics import Events
 from training.durable.store import verified
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
@@ -114,27 +115,32 @@ def test_the_sync_command_says_what_it_did_and_leaves_an_event(
 ) -> None:
     assert main(["data", "upload", str(dataset), "--dataset-uri", f"{bucket_uri}/tiny"]) == 0
     run_uri = f"{bucket_uri}/runs/run-1"
-    arguments = [
-        "data",
-        "sync",
-        "--dataset-uri",
-        f"{bucket_uri}/tiny",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    assert main([*arguments, "--run-uri", run_uri, "--writer", "i-1"]) == 0
+    sync = ["data", "sync", f"--dataset-uri={bucket_uri}/tiny", f"--out={tmp_path / 'o'}"]
+    assert main([*sync, f"--run-uri={run_uri}", "--writer=i-1"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("[ok] dataset synced: 2 files, 0.0 MB, ")
     assert last.endswith(" MB/s")
     store = open_store(run_uri)
     (key,) = store.sizes("events/")
     assert key.endswith("-i-1-dataset-synced.json")
-    found = store.get(key)
-    assert found is not None
-    event = json.loads(found.data)
-    assert event["files"] == 2
-    assert event["bytes"] > 0
-    assert event["seconds"] >= 0
+    (event,) = Events.read(store, "dataset-synced")
+    assert (event["files"], event["bytes"] > 0, event["seconds"] >= 0) == (2, True, True)
+
+
+def test_what_is_made_is_uploaded_too_where_a_uri_is_given_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, store = tmp_path / "made", open_store(str(tmp_path / "store"))
+    make = ["data", "make", f"--workload={WORKLOAD}", f"--out={out}", "--count=3"]
+    assert main([*make, f"--dataset-uri={store.uri}"]) == 0
+    StoredDataset(store).sync(tmp_path / "back", silent)
+    made, back = LocalDataset.open(out), LocalDataset.open(tmp_path / "back", again=True)
+    assert made.fingerprint == back.fingerprint
+    assert main(make) == 2
+    assert "is not empty; use a new folder" in capsys.readouterr().err
+    assert main(["data", "check", store.uri]) == 0
+    store.put("notes/about.txt", b"43 rows\n")
+    assert main(["data", "check", store.uri]) == 2
 
 
 def test_the_sync_command_waits_for_a_manifest(
@@ -151,31 +157,6 @@ def test_the_sync_command_waits_for_a_manifest(
 def test_the_sync_command_ends_with_3_when_no_manifest_came(tmp_path: Path) -> None:
     uri, out = str(tmp_path / "empty"), str(tmp_path / "out")
     assert main(["data", "sync", "--dataset-uri", uri, "--out", out, "--wait-seconds", "0.2"]) == 3
-
-
-def test_the_check_command_verifies_checksums(dataset: Path, tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "copy"))
-    StoredDataset(store).upload(dataset, silent)
-    assert main(["data", "check", str(tmp_path / "copy")]) == 0
-    store.put("notes/about.txt", b"43 rows\n")
-    assert main(["data", "check", str(tmp_path / "copy")]) == 2
-
-
-def test_what_is_made_is_uploaded_too_where_a_uri_is_given(tmp_path: Path) -> None:
-    out, uri = tmp_path / "made", str(tmp_path / "store")
-    arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(out), "--count", "3"]
-    assert main([*arguments, "--dataset-uri", uri]) == 0
-    StoredDataset(open_store(uri)).sync(tmp_path / "back", silent)
-    made, back = LocalDataset.open(out), LocalDataset.open(tmp_path / "back", again=True)
-    assert made.fingerprint == back.fingerprint
-
-
-def test_fails_to_make_a_dataset_where_something_is(
-    dataset: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(dataset), "--count", "3"]
-    assert main(arguments) == 2
-    assert "is not empty; use a new folder" in capsys.readouterr().err
 
 
 def test_the_fingerprint_depends_on_every_checksum() -> None:

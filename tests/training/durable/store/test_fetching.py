@@ -145,15 +145,17 @@ def test_what_training_will_read_is_fetched_next(gated: Gated, tmp_path: Path) -
 
 def test_a_wrong_file_ends_the_sync_and_leaves_no_part_of_it(source: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "out", source / "shard-6"
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + b"?")
     with pytest.raises(StoreError, match="shard-6 does not match its checksum"):
         StoredDataset(Noted(source, tmp_path / "log", num_threads=4)).sync(out, no_progress)
     assert not (out / "shard-6").exists()
     assert list(out.glob(".*.????????.part")) == []
+    path.write_bytes(good)
     for name in ("shard-6", "shard-0"):  # which is empty
         away = (source / name).rename(tmp_path / "away")
         with pytest.raises(UserError, match=f"{name} is in the manifest but missing"):
-            StoredDataset(Noted(source, tmp_path / "log")).sync(out, no_progress)
+            StoredDataset(Noted(source, tmp_path / "log")).sync(tmp_path / f"o-{name}", no_progress)
         away.rename(source / name)
 
 

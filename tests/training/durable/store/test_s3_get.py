@@ -223,6 +223,13 @@ def test_the_store_reads_by_itself_once_botocore_has_shown_the_way(bucket_uri: s
         store.read_into("nothing", 0, memoryview(data))
 
 
+def like(url: str, authorization: str, bucket: str) -> RangeReader | None:
+    """A reader that signs as this request was signed."""
+    request = SimpleNamespace(url=url, headers={"Authorization": authorization})
+    credentials = SimpleNamespace(get_frozen_credentials=None)
+    return reader_like(request, bucket, credentials, get_cert_path(True))
+
+
 @pytest.mark.parametrize(
     ("authorization", "found"),
     [
@@ -234,11 +241,8 @@ def test_the_store_reads_by_itself_once_botocore_has_shown_the_way(bucket_uri: s
 def test_a_bucket_that_is_signed_for_in_another_way_is_left_to_botocore(
     authorization: str, found: bool
 ) -> None:
-    credentials = SimpleNamespace(get_frozen_credentials=None)
     url = "https://my-bucket.s3.us-west-2.amazonaws.com/a/b"
-    request = SimpleNamespace(url=url, headers={"Authorization": authorization})
-    reader = reader_like(request, "my-bucket", credentials, get_cert_path(True))
-    assert (reader is not None) == found
+    assert (like(url, authorization, "my-bucket") is not None) == found
 
 
 @pytest.mark.parametrize(
@@ -250,12 +254,9 @@ def test_a_bucket_that_is_signed_for_in_another_way_is_left_to_botocore(
     ],
 )
 def test_a_folder_named_as_the_bucket_is_not_taken_for_it(url: str, path: str) -> None:
-    authorization = "AWS4-HMAC-SHA256 Credential=A/20261122/eu-west-1/s3/aws4_request, ..."
-    request = SimpleNamespace(url=url, headers={"Authorization": authorization})
-    credentials = SimpleNamespace(get_frozen_credentials=None)
-    reader = reader_like(request, "data", credentials, get_cert_path(True))
-    assert reader is not None
-    assert reader._bucket.path == path
+    credential = "AWS4-HMAC-SHA256 Credential=A/20261122/eu-west-1/s3/aws4_request, ..."
+    reader = like(url, credential, "data")
+    assert reader is not None and reader._bucket.path == path
 
 
 def test_a_file_of_certificates_that_is_missing_is_botocores_to_complain_about(

@@ -86,7 +86,10 @@ def test_fails_at_the_deadline_even_if_s3_is_silent(store: S3Store, way: Trouble
 
 @pytest.mark.parametrize(
     ("bucket", "expected", "words"),
-    [("none-here", UserError, "no such bucket: 'none-here'"), ("Wrong Name", StoreError, "")],
+    [
+        ("none-here", UserError, "no such bucket: 'none-here'"),
+        ("Wrong Name", StoreError, "Wrong Name"),
+    ],
 )
 def test_fails_at_once_for_an_answer(
     store: S3Store, bucket: str, expected: type[Exception], words: str

@@ -218,10 +218,8 @@ def test_a_crash_right_after_a_publication_leaves_blobs_that_the_next_machine_sw
     monkeypatch.setattr(
         "training.durable.save.snapshots.folder_saves.Blobs.delete_unneeded", lambda self: None
     )
-    for number in range(1, 4):
-        machine.write({"model.pt": os.urandom(1000)})
-        machine.commit()
-        wait_for_snapshot(machine, number)
+    for _ in range(3):
+        machine.save({"model.pt": os.urandom(1000)})
     monkeypatch.undo()
     assert len(store.sizes("blobs/")) == 3
     machine.vanish()
@@ -234,9 +232,7 @@ def test_what_an_attempt_left_on_the_disk_is_used_if_it_is_equal(
 ) -> None:
     machine = new_machine("first")
     machine.mirror.start()
-    machine.write({"same": os.urandom(2_000_000), "changed": b"committed", "gone": b"x"})
-    machine.commit()
-    wait_for_snapshot(machine, 1)
+    machine.save({"same": os.urandom(2_000_000), "changed": b"committed", "gone": b"x"})
     machine.vanish()
     machine.write({"changed": b"afterward", "new": b"x"})
     (machine.folder / "gone").unlink()

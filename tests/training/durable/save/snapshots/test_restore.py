@@ -26,9 +26,7 @@ def two(new_machine: NewMachine) -> Machine:
     machine = new_machine("first")
     machine.mirror.start()
     for number in (1, 2):
-        machine.write({"large": os.urandom(9_000_000), "a": b"%d" % number, "b": os.urandom(500)})
-        machine.commit()
-        wait_for_snapshot(machine, number)
+        machine.save({"large": os.urandom(9_000_000), "a": b"%d" % number, "b": os.urandom(500)})
     machine.vanish()
     return machine
 
@@ -96,16 +94,12 @@ def test_a_second_machine_that_can_verify_none_either_starts_over_and_deletes_no
     third.mirror.start()
     kept = {key: size for key, size in before.items() if key.startswith(("blobs/", "checkpoints/"))}
     for number in (1, 2, 3):
-        third.write({"a": b"new %d" % number})
-        third.commit()
-        wait_for_snapshot(third, 2 + number)
+        third.save({"a": b"new %d" % number})
         third.lease.sweep()
         third.mirror._blobs.sweep()
         assert kept.items() <= store.sizes("").items()
         assert [one.name for one in entries(store) if one.is_left_behind] == names
-    third.write({"a": b"new 4"})
-    third.commit()
-    wait_for_snapshot(third, 6)
+    third.save({"a": b"new 4"})
     third.vanish()
     assert [one.step for one in entries(store)] == [4, 5, 6]
     fourth = new_machine("fourth")
@@ -144,9 +138,7 @@ def sharing(new_machine: NewMachine) -> Machine:
     machine.mirror.start()
     for number in (1, 2, 3):
         shared = {} if number > 1 else {"base": os.urandom(9_000_000), "vocabulary": b"words"}
-        machine.write({**shared, "a": b"%d" % number})
-        machine.commit()
-        wait_for_snapshot(machine, number)
+        machine.save({**shared, "a": b"%d" % number})
     wait_until(
         lambda: sum(key.endswith(".second") for key in machine.store.sizes("blobs/")) == 2,
         machine.mirror,
@@ -173,9 +165,7 @@ def test_what_all_snapshots_share_survives_its_damage(
     assert second.step == 3
     assert tree(second.folder) == tree(sharing.folder)
     second.mirror.start()
-    second.write({"a": b"4"})
-    second.commit()
-    wait_for_snapshot(second, 4)
+    second.save({"a": b"4"})
     newest = restore.read_manifest(store, entries(store)[-1])
     assert not shared & newest.blobs.keys(), "what was damaged is sent again"
     second.vanish()
@@ -193,16 +183,12 @@ def test_a_second_copy_goes_with_its_blob_and_is_made_once(
     second = new_machine("second")
     second.mirror.start()
     for number in range(4, 8):
-        second.write({"a": b"%d" % number})
-        second.commit()
-        wait_for_snapshot(second, number)
+        second.save({"a": b"%d" % number})
     assert written() == before
     (second.folder / "base").unlink()
     (second.folder / "vocabulary").unlink()
     for number in range(8, 12):
-        second.write({"a": b"%d" % number})
-        second.commit()
-        wait_for_snapshot(second, number)
+        second.save({"a": b"%d" % number})
     wait_until(lambda: not written(), second.mirror)
 
 
@@ -211,15 +197,11 @@ def test_a_damaged_blob_is_found_before_all_snapshots_need_it_and_is_sent_again(
 ) -> None:
     machine = new_machine("first")
     machine.mirror.start()
-    machine.write({"base": os.urandom(9_000_000), "a": b"1"})
-    machine.commit()
-    wait_for_snapshot(machine, 1)
+    machine.save({"base": os.urandom(9_000_000), "a": b"1"})
     for path in Path(store.uri, "blobs").iterdir():
         path.write_bytes(bytes(path.stat().st_size))
     for number in (2, 3, 4):
-        machine.write({"a": b"%d" % number})
-        machine.commit()
-        wait_for_snapshot(machine, number)
+        machine.save({"a": b"%d" % number})
         if number > 2:
             wait_until(lambda: machine.mirror._blobs._damaged, machine.mirror)
     machine.vanish()

@@ -164,9 +164,7 @@ def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_sna
     machine = new_machine("machine-0")
     for number in (1, 2):
         machine.mirror.start()
-        machine.write({"model.pt": b"%d" % number})
-        machine.commit()
-        wait_for_snapshot(machine, number)
+        machine.save({"model.pt": b"%d" % number})
         machine.mirror.count_failure("train.py:1")
         machine.end(exit_code=1)
         machine = new_machine(f"machine-{number}")

@@ -16,7 +16,6 @@ from tests.training.durable.save.scene import (
     Machine,
     entries,
     take_lease,
-    wait_for_snapshot,
     wait_until,
 )
 from training.durable.record.head import Retention
@@ -54,9 +53,7 @@ def test_a_mirror_that_is_suspended_in_a_commit_commits_nothing_when_it_wakes(
 ) -> None:
     zombie = new_machine("zombie")
     zombie.mirror.start()
-    zombie.write({"model.pt": b"one", "same.pt": bytes(5000)})
-    zombie.commit()
-    wait_for_snapshot(zombie, 1)
+    zombie.save({"model.pt": b"one", "same.pt": bytes(5000)})
     reached, wakes = threading.Event(), threading.Event()
 
     def suspended(name: str) -> Callable[..., object]:
@@ -79,9 +76,7 @@ def test_a_mirror_that_is_suspended_in_a_commit_commits_nothing_when_it_wakes(
     successor = new_machine("successor", retention=Retention(newest=1))
     assert (successor.folder / "model.pt").read_bytes() == b"one"
     successor.mirror.start()
-    successor.write({"model.pt": b"two"})
-    successor.commit()
-    wait_for_snapshot(successor, 2)
+    successor.save({"model.pt": b"two"})
     wakes.set()
     with pytest.raises(LeaseLostError):
         wait_until(lambda: zombie.lease.lost.is_set() and zombie.mirror.check(), zombie.mirror)

@@ -37,21 +37,17 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_limit_the_machine_s_free_memory_counts(system: Path) -> None:
-    assert available_bytes() == 8 * GIB
-
-
-def test_the_unit_s_limit_counts_where_it_is_nearer(system: Path) -> None:
+def test_the_machine_s_free_memory_counts_or_the_unit_s_limit_where_it_is_nearer(
+    system: Path,
+) -> None:
+    assert available_bytes() == 8 * GIB, "there is no limit"
     path = system / "cgroup" / "system.slice" / "training.service" / "memory.max"
     path.write_text(f"{4 * GIB}\n")
     assert available_bytes() == 2 * GIB, "4 GiB, 3 of them used, 1 of these given up at need"
     path.write_text(f"{100 * GIB}\n")
     assert available_bytes() == 8 * GIB
-
-
-def test_a_system_that_does_not_say_is_not_guessed_at(system: Path) -> None:
     (system / "meminfo").unlink()
-    assert available_bytes() is None
+    assert available_bytes() is None, "a system that does not say is not guessed at"
 
 
 def test_this_system_says() -> None:

@@ -9,12 +9,11 @@ import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would
 from tests.training import tiny
 from tests.training.durable.attempt.machine import LONG, Clock, Machine
 from tests.training.hooks import (
-    a_kill_of_either_rank_loses_no_bit,
     at_rank,
     both_ranks_stop_at_a_notice,
     notice,
 )
-from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close, assert_equal
+from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close
 
 NewRun = Callable[[str], Run]
 IN_BLOCKS = [SHARDED, "--override=blocks=true"]
@@ -61,23 +60,6 @@ def test_a_notice_to_either_rank_saves_every_share(
     both_ranks_stop_at_a_notice(run, sharded, rank, place)
 
 
-@pytest.mark.slow  # test_sharded_saves.py kills either, in a save; the torture at any moment
-def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, sharded: Run) -> None:
-    a_kill_of_either_rank_loses_no_bit(run, sharded)
-
-
-def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, rank: int) -> None:
-    """With a notice to one rank in its middle it ends as the run that had none."""
-    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
-    whole.options = run.options = options
-    assert whole.attempt_with_ranks(2) == [0, 0]
-    at_rank(rank, ("first", 7), notice)
-    assert run.attempt_with_ranks(2) == [75, 75]
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_equal(run, whole)
-
-
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -104,18 +86,16 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
 
 
 @pytest.mark.slow  # blocks stand above; both precisions are recipes of the torture
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_in_blocks_and_lower_precision_it_resumes_bit_for_bit_too(
-    new_run: NewRun, tmp_path: Path, precision: str
+@pytest.mark.parametrize(
+    "option", ["precision=bfloat16", "precision=float16", "compile_mode=default"]
+)
+def test_in_blocks_and_lower_precision_or_compiled_it_resumes_bit_for_bit_too(
+    new_run: NewRun, tmp_path: Path, option: str
 ) -> None:
-    options = [*IN_BLOCKS, f"--override=precision={precision}"]
-    resumes_bit_for_bit(new_run, tmp_path, options, rank=1)
-
-
-@pytest.mark.slow
-def test_compiled_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
-    compiled = [*IN_BLOCKS, "--override=compile_mode=default"]
-    resumes_bit_for_bit(new_run, tmp_path, compiled, rank=0)
+    whole, run = (new_run(str(tmp_path / name / "run-1")) for name in ("whole", "cut"))
+    whole.options = run.options = [*IN_BLOCKS, f"--override={option}"]
+    assert whole.attempt_with_ranks(2) == [0, 0]
+    both_ranks_stop_at_a_notice(run, whole, 1, ("first", 7))
 
 
 def test_memory_is_not_tried_for_a_model_that_ranks_share(
