@@ -1,16 +1,14 @@
 """Machines on one run in a folder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.durable.save.scene import Machine
+from tests.training.durable.save.scene import Machine, NewMachine
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store
-
-NewMachine = Callable[..., Machine]
 
 
 @pytest.fixture

@@ -80,6 +80,9 @@ class Machine:
         self.lease.close()
 
 
+NewMachine = Callable[..., Machine]
+
+
 def take_lease(store: Store, writer: str) -> Lease:
     """Take the run over; a holder that shows no heartbeat is gone after a TTL."""
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,7 @@ import pytest
 from botocore.retries.standard import ExponentialBackoff
 
 from tests.training.durable.program.programs import ProgramRun
-from tests.training.durable.save.conftest import NewMachine
-from tests.training.durable.save.scene import wait_for_snapshot
+from tests.training.durable.save.scene import NewMachine, wait_for_snapshot
 from tests.training.runs import KeptRun, Run, wait_for
 from tests.training.save_scene import Scene
 from tests.training.trouble import Trouble, TroubledWay
@@ -112,16 +112,11 @@ def test_a_program_s_last_snapshot_is_tried_again(
 
 
 def _fork(run: Run | ProgramRun, notice: Path) -> multiprocessing.process.BaseProcess:
-    words = run.arguments(
-        f"--notice-budget-seconds={BUDGET}", f"--notice-file={notice}", "--lease-ttl-seconds=30"
-    )
-    process = multiprocessing.get_context("fork").Process(target=_exit_with, args=(words,))
+    options = (f"--notice-budget-seconds={BUDGET}", f"--notice-file={notice}")
+    words = run.arguments(*options, "--lease-ttl-seconds=30")
+    process = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main(words)))
     process.start()
     return process
-
-
-def _exit_with(words: list[str]) -> None:
-    raise SystemExit(main(words))
 
 
 def _newest(run: KeptRun) -> int:

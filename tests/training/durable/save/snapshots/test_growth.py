@@ -1,6 +1,5 @@
 """A state that only grows is saved; a log beside a checkpoint keeps the checkpoint's rows."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from tests.training.durable.save.scene import (
     Machine,
+    NewMachine,
     entries,
     program,
     wait_for_snapshot,
@@ -20,7 +20,6 @@ from training.durable.save.snapshots.quiet import GrowingFiles
 from training.durable.save.snapshots.snapshot import read_manifest
 from training.durable.store.protocol import Store
 
-NewMachine = Callable[..., Machine]
 QUIET = {"quiet_seconds": 0.1}
 
 
@@ -48,8 +47,7 @@ def _reasons(store: Store) -> list[str]:
 
 
 def _told(store: Store) -> list[str]:
-    keys = sorted(key for key in store.sizes("events/") if key.endswith("-logs.json"))
-    return [json.loads(found.data)["message"] for key in keys if (found := store.get(key))]
+    return [event["message"] for event in Events.read(store, "logs")]
 
 
 @pytest.mark.parametrize("name", ["results.csv", "journal.log"])

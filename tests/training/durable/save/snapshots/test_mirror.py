@@ -1,26 +1,29 @@
 """A folder becomes snapshots at the right moments, and the next machine gets it back whole."""
 
-import json
 import logging
 import mmap
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from contract.keys import blob_of
-from tests.training.durable.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
+from tests.training.durable.save.scene import (
+    NewMachine,
+    entries,
+    tree,
+    wait_for_snapshot,
+    wait_until,
+)
 from training.durable.record.head import Retention
+from training.durable.record.metrics import Events
 from training.durable.save.snapshots.listing import list_folder
 from training.durable.save.snapshots.quiet import QuietTime
 from training.durable.save.snapshots.snapshot import read_manifest
 from training.durable.store.protocol import Store
-
-NewMachine = Callable[..., Machine]
 
 
 def test_what_a_program_leaves_is_there_on_the_next_machine(new_machine: NewMachine) -> None:
@@ -290,15 +293,9 @@ def test_a_commit_tells_its_seconds_bytes_and_files(new_machine: NewMachine, sto
     machine.write({"a": bytes(1000), "b": bytes(1000)})
     machine.commit()
     assert machine.end()
-    (key,) = (key for key in store.sizes("events/") if key.endswith("-committed.json"))
-    found = store.get(key)
-    assert found is not None
-    event = json.loads(found.data)
-    assert {"step": 1, "num_files": 2, "changed_bytes": 2000, "sent_bytes": 1000}.items() <= (
-        event.items()
-    )
-    assert event["seconds"] > 0
-    assert event["note"] == {"step": 7}
+    (event,) = Events.read(store, "committed")
+    expected = {"step": 1, "num_files": 2, "changed_bytes": 2000, "sent_bytes": 1000}
+    assert {**event, **expected, "note": {"step": 7}} == event and event["seconds"] > 0
 
 
 def test_a_file_that_a_killed_process_left_half_written_does_not_count_as_closed(

@@ -1,23 +1,27 @@
 """The newest snapshot that holds comes back; whatever is damaged is passed over by name."""
 
-import json
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from contract.errors import UserError
-from tests.training.durable.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
+from tests.training.durable.save.scene import (
+    Machine,
+    NewMachine,
+    entries,
+    tree,
+    wait_for_snapshot,
+    wait_until,
+)
 from training.durable.errors import MachineError
+from training.durable.record.metrics import Events
 from training.durable.save.snapshots import snapshot as restore
 from training.durable.save.snapshots.snapshot import Content, FolderManifest, SavedFile
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, StoreError
-
-NewMachine = Callable[..., Machine]
 
 
 @pytest.fixture
@@ -105,8 +109,7 @@ def test_a_second_machine_that_can_verify_none_either_starts_over_and_deletes_no
     fourth = new_machine("fourth")
     assert not kept.keys() & store.sizes("").keys()
     assert fourth.step == 6
-    reasons = [json.loads(found.data) for found in map(store.get, store.sizes("events/")) if found]
-    told = [event for event in reasons if event["name"] == "none-valid"]
+    told = Events.read(store, "none-valid")
     assert [(one["instance_id"], one["starts_over"]) for one in told] == [
         ("second", False),
         ("second", False),

@@ -4,14 +4,13 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.training.durable.save.scene import Machine, entries, wait_for_snapshot
+from tests.training.durable.save.scene import NewMachine, entries, wait_for_snapshot
 from training.durable.record.head import Retention
 from training.durable.save.snapshots import capture as capture_module
 from training.durable.save.snapshots.capture import Capture, Known, Moment, capture
@@ -21,8 +20,6 @@ from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, Upload
 from training.durable.store.transfer import Contents
-
-NewMachine = Callable[..., Machine]
 
 
 class Counting(FolderStore):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.durable.save.scene import (
-    Machine,
+    NewMachine,
     entries,
     program,
     wait_for_snapshot,
@@ -19,8 +19,6 @@ from training.durable.save.snapshots.listing import list_folder
 from training.durable.save.snapshots.processes import stopped
 from training.durable.save.snapshots.snapshot import read_manifest
 from training.durable.store.protocol import Store
-
-NewMachine = Callable[..., Machine]
 
 
 def counting(path: Path) -> Callable[[], None]:

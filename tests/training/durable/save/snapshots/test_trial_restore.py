@@ -2,15 +2,18 @@
 
 import json
 import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.training.durable.save.scene import Machine, entries, wait_for_snapshot, wait_until
+from tests.training.durable.save.scene import (
+    Machine,
+    NewMachine,
+    entries,
+    wait_for_snapshot,
+    wait_until,
+)
 from training.durable.record.head import Retention
 from training.durable.store.protocol import Store
-
-NewMachine = Callable[..., Machine]
 
 
 def _leave_a_half_save_after_a_whole_one(new_machine: NewMachine) -> None:
@@ -93,8 +96,8 @@ def test_where_no_save_so_far_was_whole_a_program_that_fails_twice_on_it_starts_
     assert [entry.is_left_behind for entry in entries(store)] == [True], "it is kept"
 
 
-def _two_whole_saves(new_machine: NewMachine, machine_options: dict[str, float]) -> None:
-    machine = new_machine("machine-0", **machine_options)
+def _two_whole_saves(new_machine: NewMachine) -> None:
+    machine = new_machine("machine-0", quiet_seconds=0.05)
     machine.mirror.start()
     for number in (1, 2):
         machine.write({"model.pt": b"%d" % number})
@@ -119,7 +122,7 @@ def _begun_with(new_machine: NewMachine, places: list[str]) -> list[bytes]:
 def test_a_snapshot_that_a_program_twice_cannot_read_is_passed_over(
     new_machine: NewMachine, store: Store
 ) -> None:
-    _two_whole_saves(new_machine, {"quiet_seconds": 0.05})
+    _two_whole_saves(new_machine)
     assert _begun_with(new_machine, ["a:1"] * 5) == [b"2", b"2", b"1", b"1", b"2"]
     assert [entry.failed_starts for entry in entries(store)] == [2, 3], "both are kept"
     found = store.get("head.json")
@@ -130,7 +133,7 @@ def test_a_snapshot_that_a_program_twice_cannot_read_is_passed_over(
 def test_failures_elsewhere_or_at_two_places_never_count_against_a_snapshot(
     new_machine: NewMachine, store: Store
 ) -> None:
-    _two_whole_saves(new_machine, {"quiet_seconds": 0.05})
+    _two_whole_saves(new_machine)
     places = ["", "", "", "a:1", "", "b:2", "a:1"]
     assert _begun_with(new_machine, places) == [b"2"] * len(places)
     assert [entry.failed_starts for entry in entries(store)] == [0, 1]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.durable.save.scene import (
-    Machine,
+    NewMachine,
     entries,
     take_lease,
     wait_until,
@@ -29,8 +29,6 @@ from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, StoreError
 from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
-
-NewMachine = Callable[..., Machine]
 
 
 def restore_all(store: Store, into: Path) -> list[bytes]:

@@ -18,11 +18,6 @@ from tests.training.runs import Run, assert_equal, wait_for
 STEPS_PER_STAGE = 3 * 4
 
 
-def test_the_uninterrupted_run_is_repeatable(run: Run, whole: Run) -> None:
-    assert run.attempt() == 0
-    assert_equal(run, whole)
-
-
 def test_every_sample_comes_once_per_epoch(whole: Run) -> None:
     epochs: dict[tuple[str, int], list[str]] = {}
     sums: Counter[tuple[str, int]] = Counter()

@@ -59,18 +59,17 @@ def test_another_run_begins_with_its_weights(
     assert run.json("config.json")["origin"]["weights_sha256"] == sharded.head.weights_sha256
 
 
-@pytest.mark.parametrize("size", [1, 2])
 def test_an_extended_run_goes_on_where_it_finished(
-    sharded: Run, new_run: NewRun, tmp_path: Path, size: int
+    sharded: Run, new_run: NewRun, tmp_path: Path
 ) -> None:
-    longer, extended = (new_run(str(tmp_path / name / "run-1")) for name in ("longer", "extended"))
+    longer = new_run(str(tmp_path / "longer" / "run-1"))
     longer.options = [*OPTIONS, "--override=second_epochs=4"]
-    extended.options = OPTIONS
     assert longer.attempt() == 0
-    more = [f"--init-from={sharded.uri}", "--extend-to=4epochs"]
-    assert set(extended.attempt_with_ranks(size, *more)) == {0}
-    last = extended.losses()
-    assert [step for step, *_ in last] == [25, 26, 27, 28]
     whole = {step: loss for step, _, loss, _ in longer.losses()}
-    for step, _, loss, _ in last:
-        assert loss == pytest.approx(whole[step], rel=1e-9, abs=1e-9)
+    for size in (1, 2):
+        extended = new_run(str(tmp_path / f"extended-{size}" / "run-1"))
+        extended.options = [*OPTIONS, f"--init-from={sharded.uri}", "--extend-to=4epochs"]
+        assert set(extended.attempt_with_ranks(size)) == {0}
+        last = {step: loss for step, _, loss, _ in extended.losses()}
+        assert list(last) == [25, 26, 27, 28]
+        assert last == pytest.approx({step: whole[step] for step in last}, rel=1e-9, abs=1e-9)
