@@ -43,11 +43,10 @@ def test_training_goes_on_and_is_committed_again(machine: Machine, long_whole: R
     assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"
 
 
-def test_a_policy_of_stopping_stops(machine: Machine, long_whole: Run) -> None:
+def test_a_policy_of_stopping_stops(machine: Machine) -> None:
     machine.notice_at("first", 8)
     assert machine.attempt("--notice-policy=stop") > 0.5 * NOTICE
     assert [event["step"] for event in machine.commits] == [9]
-    machine.go_on(long_whole)
 
 
 def test_a_notice_without_a_time_stops(machine: Machine) -> None:
@@ -116,13 +115,10 @@ def test_an_evaluation_that_still_fits_is_begun_anew(machine: Machine, long_whol
     machine.go_on(long_whole)
 
 
-def test_an_evaluation_that_was_never_measured_is_not_begun(
-    machine: Machine, long_whole: Run
-) -> None:
+def test_an_evaluation_that_was_never_measured_is_not_begun(machine: Machine) -> None:
     machine.notice_at("first-evaluation", 5)
     assert machine.attempt() > 0.5 * NOTICE
     assert machine.run.head.checkpoints[-1].step == 4
-    machine.go_on(long_whole)
 
 
 def test_without_compilation_a_shape_that_was_never_seen_is_a_step_like_any_other(

@@ -52,24 +52,20 @@ def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pai
     assert len(run.events("take-over")) == 4, "the first host alone holds the run"
 
 
-def test_a_host_that_holds_the_others_up_is_named_once(run: Run) -> None:
+def test_a_host_that_holds_the_others_up_is_named_once_and_each_stage_s_own_ranks_are(
+    run: Run,
+) -> None:
     def hold_up(_: int) -> None:
         if os.environ["TEST_HOST"] == _SECOND:
             time.sleep(0.3)
 
-    tiny.HOOKS["first"] = hold_up
-    assert ended(run.fork_hosts(2)) == [0, 0]
+    tiny.HOOKS.update(first=hold_up, second=lambda _: notice())
+    assert ended(run.fork_hosts(2)) == [75, 75]
     events = [event for event in run.events("slow-rank") if event["stage"] == "first"]
     assert len(events) == 1
     assert f"all ranks wait for rank 1 of host {_SECOND}: " in events[0]["message"]
     (usual, slow), *_ = (line["own_seconds"] for line in run.lines("ranks"))
     assert slow >= 0.3 > usual
-    assert f"<td>first</td><td>rank 1 of host {_SECOND}</td>" in run.page
-
-
-def test_the_report_names_each_stage_s_own_ranks(run: Run) -> None:
-    tiny.HOOKS["second"] = lambda _: notice()
-    assert ended(run.fork_hosts(2)) == [75, 75]
     tiny.HOOKS.clear()
     assert ended([run.fork("--num-processes=2")]) == [0]
     assert f"<td>first</td><td>rank 1 of host {_SECOND}</td>" in run.page

@@ -127,8 +127,7 @@ def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
-    [(["--notice-signal=none"], "wants none"), ([], "does not handle SIGTERM")],
+    ("options", "why"), [(["--notice-signal=none"], "wants none"), ([], "does not handle SIGTERM")]
 )
 def test_a_program_that_cannot_be_told_goes_on_until_the_last_snapshot(
     run: ProgramRun, options: list[str], why: str
@@ -209,9 +208,7 @@ def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: Progr
     assert (ended["exit_code"], ended["unsaved_seconds"] > 0.3) == (0, True)
 
 
-def test_what_a_program_does_after_the_save_of_a_notice_is_said_to_be_lost(
-    run: ProgramRun,
-) -> None:
+def test_what_a_program_does_after_the_save_of_a_notice_is_said_to_be_lost(run: ProgramRun) -> None:
     """And one that then dies of its error is interrupted all the same."""
     run.options = ["--notice-budget-seconds=60"]
     save = 'state.write_text(json.dumps({"step": step, **notice}))'

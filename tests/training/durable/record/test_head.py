@@ -14,11 +14,7 @@ from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint
 from training.durable.record.lease import Lease, LeaseLostError, acquire
 from training.durable.record.reopening import mark_failed
 from training.durable.store.folder import FolderStore, open_store
-from training.durable.store.protocol import (
-    PreconditionFailedError,
-    Store,
-    StoreError,
-)
+from training.durable.store.protocol import PreconditionFailedError, Store, StoreError
 from training.durable.store.transfer import FileEntry
 
 

@@ -37,10 +37,7 @@ class Machine:
             retention=options.pop("retention", KEEP_NEWEST),
         )
         self.mirror = Mirror(
-            publisher,
-            folder=self.folder,
-            work=self.work,
-            **{"quiet_seconds": 0.3, **options},
+            publisher, folder=self.folder, work=self.work, **{"quiet_seconds": 0.3, **options}
         )
         self.restored, self.passed_over = self.mirror.restore()
 

@@ -74,9 +74,7 @@ def test_nothing_is_taken_while_a_file_is_open_for_writing(new_machine: NewMachi
     assert (machine.folder / "model.pt").read_bytes() == b"half and whole"
 
 
-def test_a_writable_map_counts_as_open_and_is_read_again_each_time(
-    new_machine: NewMachine,
-) -> None:
+def test_a_writable_map_counts_as_open_and_is_read_again_each_time(new_machine: NewMachine) -> None:
     machine = new_machine("first", quiet_seconds=0.1)
     machine.write({"state": bytes(4096)})
     machine.mirror.start()
@@ -230,9 +228,7 @@ def test_a_crash_right_after_a_publication_leaves_blobs_that_the_next_machine_sw
     assert len(store.sizes("blobs/")) == 1
 
 
-def test_what_an_attempt_left_on_the_disk_is_used_if_it_is_equal(
-    new_machine: NewMachine,
-) -> None:
+def test_what_an_attempt_left_on_the_disk_is_used_if_it_is_equal(new_machine: NewMachine) -> None:
     machine = new_machine("first")
     machine.mirror.start()
     machine.save({"same": os.urandom(2_000_000), "changed": b"committed", "gone": b"x"})

@@ -222,9 +222,7 @@ def test_a_program_that_replaces_whole_files_keeps_its_last_when_it_exits_in_a_s
     assert (new_machine("machine-1").folder / "model.pt").read_bytes() == b"2"
 
 
-def test_what_a_program_saves_when_it_is_told_is_taken_at_its_exit(
-    new_machine: NewMachine,
-) -> None:
+def test_what_a_program_saves_when_it_is_told_is_taken_at_its_exit(new_machine: NewMachine) -> None:
     machine = new_machine("machine-0", quiet_seconds=1000.0)
     machine.mirror.start()
     with machine.mirror.telling():

@@ -12,12 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.durable.save.scene import (
-    NewMachine,
-    entries,
-    take_lease,
-    wait_until,
-)
+from tests.training.durable.save.scene import NewMachine, entries, take_lease, wait_until
 from training.durable.record.head import Retention
 from training.durable.record.lease import LeaseLostError
 from training.durable.record.metrics import Events, SilentMetrics
@@ -43,11 +38,7 @@ def restore_all(store: Store, into: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("key", ["blobs/", "checkpoints/", "head.json"])
 def test_a_mirror_that_is_suspended_in_a_commit_commits_nothing_when_it_wakes(
-    new_machine: NewMachine,
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str,
+    new_machine: NewMachine, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     zombie = new_machine("zombie")
     zombie.mirror.start()

@@ -307,8 +307,7 @@ def test_a_new_best_is_due_at_once_and_marked(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "due"),
-    [("3steps", [3, 6, 9]), ("2epochs", [8]), ("1epoch", [4, 8])],
+    ("interval", "due"), [("3steps", [3, 6, 9]), ("2epochs", [8]), ("1epoch", [4, 8])]
 )
 def test_steps_and_epochs_are_kept_to_the_step(
     tmp_path: Path, interval: str, due: list[int]

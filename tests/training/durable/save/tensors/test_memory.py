@@ -154,9 +154,7 @@ def test_memory_is_locked_and_unlocked_for_the_device_that_was_named(
 
 
 def test_memory_that_cannot_be_locked_is_pageable_and_leaves_no_error_behind(
-    devices: list[torch.device],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    devices: list[torch.device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = Runtime(error=2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)

@@ -144,17 +144,10 @@ def budget(
     left: float, need: float, finish: float | None = None, *, is_measured: bool = True
 ) -> SaveBudget:
     cost = Cost(
-        bytes=4_460_000_000,
-        save_seconds=0.4,
-        upload_seconds=need - 0.4,
-        is_measured=is_measured,
+        bytes=4_460_000_000, save_seconds=0.4, upload_seconds=need - 0.4, is_measured=is_measured
     )
     return SaveBudget(
-        cost=cost,
-        step_seconds=0.8,
-        reserve_seconds=2.0,
-        seconds_left=left,
-        finish_seconds=finish,
+        cost=cost, step_seconds=0.8, reserve_seconds=2.0, seconds_left=left, finish_seconds=finish
     )
 
 

@@ -8,11 +8,7 @@ import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would
 
 from tests.training import tiny
 from tests.training.durable.attempt.machine import LONG, Clock, Machine
-from tests.training.hooks import (
-    at_rank,
-    both_ranks_stop_at_a_notice,
-    notice,
-)
+from tests.training.hooks import at_rank, both_ranks_stop_at_a_notice, notice
 from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close
 
 NewRun = Callable[[str], Run]

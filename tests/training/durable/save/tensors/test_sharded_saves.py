@@ -47,8 +47,7 @@ def kill(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("optimizer.rank-0001.safetensors", marks=pytest.mark.slow), "state.json"],
+    "name", [pytest.param("optimizer.rank-0001.safetensors", marks=pytest.mark.slow), "state.json"]
 )
 def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_it(
     run: Run, sharded: Run, name: str
