@@ -26,6 +26,16 @@ class Refusing(FolderStore):
         super().put(key, data)
 
 
+def printed(log: ProgramLog, *pieces: bytes) -> None:
+    """A program prints this and ends."""
+    program = os.dup(log.output)
+    log.start()
+    for piece in pieces:
+        os.write(program, piece)
+    os.close(program)
+    log.close(60)
+
+
 def whole(store: FolderStore) -> bytes:
     parts = [store.get(key) for key in store.sizes(LOGS)]
     return b"".join(gzip.decompress(part.data) for part in parts if part)
@@ -79,13 +89,8 @@ def test_every_byte_is_kept_in_parts(
     monkeypatch.setattr("training.durable.program.log._FIRST_SECONDS", 0.01)
     store, fed = kind(tmp_path / "run"), list[bytes]()
     log = ProgramLog(store, "0001-aa", tmp_path / "program.log", fed.append)
-    program = os.dup(log.output)
-    log.start()
     text = b"".join(b"%d\xff\x00 \r\n" % number for number in range(1000))
-    for start in range(0, len(text), 777):
-        os.write(program, text[start : start + 777])
-    os.close(program)
-    log.close(60)
+    printed(log, *(text[start : start + 777] for start in range(0, len(text), 777)))
     assert whole(store) == text == (tmp_path / "program.log").read_bytes()
     assert fed == text.removesuffix(b"\r\n").split(b"\r\n")
     assert len(store.sizes(LOGS)) == -(-len(text) // 1000)
@@ -94,12 +99,7 @@ def test_every_byte_is_kept_in_parts(
 
 def test_a_full_disk_stops_no_program(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = ProgramLog(FolderStore(tmp_path / "run"), "0001-aa", Path("/dev/full"), lambda data: None)
-    program = os.dup(log.output)
-    log.start()
-    os.write(program, b"one\n")
-    os.write(program, b"two\n")
-    os.close(program)
-    log.close(60)
+    printed(log, b"one\n", b"two\n")
     out = capfd.readouterr().out
     assert "further output is shown, not kept" in out
     assert out.count("two\n") == 1
@@ -118,9 +118,5 @@ def test_a_standard_output_that_nobody_reads_stops_no_program(
     monkeypatch.setattr(sys, "stdout", Gone())
     store = FolderStore(tmp_path / "run")
     log = ProgramLog(store, "0001-aa", tmp_path / "program.log", lambda data: None)
-    program = os.dup(log.output)
-    log.start()
-    os.write(program, b"one\n" * 1000)
-    os.close(program)
-    log.close(60)
+    printed(log, b"one\n" * 1000)
     assert whole(store) == b"one\n" * 1000

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from contract.errors import UserError
 from contract.program import Program
 from training.durable.program.container import ContainerHost
 from training.durable.program.options import ProgramOptions, _Command, build_command
@@ -60,11 +57,6 @@ def test_variables_of_the_contract_are_replaced_without_a_shell(tmp_path: Path) 
         *("torchrun", "--nproc_per_node=4", "48x", "$HOME", "${1}", "cost$"),
         *("--lr", "0.1"),
     )
-
-
-def test_fails_for_a_variable_that_the_contract_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"\$SM_NUM_GPU, which is not part of the container"):
-        command(tmp_path, "env $SM_NUM_GPU")
 
 
 def test_the_services_own_variables_stay_behind(tmp_path: Path) -> None:

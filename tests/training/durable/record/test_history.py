@@ -11,7 +11,6 @@ import pytest
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
-from training.durable.record.head import Head
 from training.durable.record.history import History
 from training.durable.record.metrics import Events, Metrics, compact
 from training.durable.record.run import RunConfig
@@ -90,7 +89,7 @@ def test_steps_that_an_attempt_repeats_itself_count_once(tmp_path: Path) -> None
     assert history.passed_over == [f"the damaged line of step {10**30}"]
 
 
-def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path) -> None:
+def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path, whole: Run) -> None:
     """Per step what 90 epochs of ImageNet need: 100 MB and 1 GB for 450,450 steps."""
     store, rng = FolderStore(tmp_path), random.Random(1)
     Events(store, "w").emit("take-over", generation=1)
@@ -116,30 +115,16 @@ def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path) -> N
     sizes = store.sizes("metrics/")
     assert len(sizes) == 1
     assert sum(sizes.values()) < 70 * NUM_STEPS
-    head = Head(run_id="r", generation=1, writer="w", nonce="n", state="finished")
+    config = RunConfig.read(whole.store)
+    assert config is not None
     tracemalloc.start()
     try:
-        history, _ = write_report(store, _config(), head)
+        history, _ = write_report(store, config, whole.head)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert len(history.steps) == NUM_STEPS
     assert peak < 8e6  # as dicts with ids the lines were 48 MB
-
-
-def _config() -> RunConfig:
-    return RunConfig(
-        run_id="r",
-        workload="w",
-        recipe="r",
-        overrides={},
-        config={},
-        dataset="d",
-        bundle_uri=None,
-        numerics_key={},
-        writer="w",
-        created_at="2026-11-22T00:00:00Z",
-    )
 
 
 def test_objects_are_read_several_at_once_and_in_order(tmp_path: Path) -> None:

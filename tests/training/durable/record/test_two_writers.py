@@ -111,7 +111,8 @@ def test_a_zombie_that_stops_in_the_middle_of_a_commit_publishes_nothing_later(
     if when == "sweep":
         # Something to sweep: a checkpoint that was never published.
         FolderStore(Path(run.uri)).put("checkpoints/00000001-g0000-dead/state.json", b"{}")
-        FolderStore(Path(run.uri)).put("head.json", _released_head())
+        head = Head(run_id="run-1", generation=1, writer="i-0", nonce="n", state="released")
+        FolderStore(Path(run.uri)).put("head.json", head.to_bytes())
     with monkeypatch.context() as patched:
         for name, method in stopping.items():
             patched.setattr(FolderStore, name, method)
@@ -168,10 +169,3 @@ def _stops_in(when: str) -> dict[str, Callable[..., object]]:
         "receipt": before("put", "receipt.json") | before("put_if", "receipt.json"),
     }
     return methods[when]
-
-
-def _released_head() -> bytes:
-    from training.durable.record.head import Head
-
-    head = Head(run_id="run-1", generation=1, writer="i-0", nonce="n", state="released")
-    return head.to_bytes()

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.training.damage import flip
@@ -28,7 +27,6 @@ from training.durable.save.tensors.resume import (
 )
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.folder import FolderStore
-from training.engine.optimizer import create_optimizer_state, flatten_state, unflatten_state
 
 POSITION = Position(stage="a", stage_step=4, step=4)
 
@@ -143,49 +141,3 @@ def test_every_rank_goes_back_where_one_has_weights_that_are_no_numbers(tmp_path
     head = Head.read(FolderStore(tmp_path / "run"))
     assert head is not None
     assert head.checkpoints == ()
-
-
-def make_learner(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(torch.full((2, 6), 0.1 * (step + 1))).square().sum().backward()
-        optimizer.step()
-
-
-def fsdp_goes_on_exactly(world: World, root: Path) -> None:
-    context = open_context(FolderStore(root / "run"), root, world=world)
-    model, optimizer = make_learner(1)
-    train(model, optimizer, 3)
-    tensors: dict[str, Tensor] = {}
-    skeleton = flatten_state(optimizer.state_dict(), tensors)
-    capture = LiveState(
-        tensors={"model": model.state_dict(), "optimizer": tensors}, state={"optimizer": skeleton}
-    )
-    policy_of(context, capture).save_stage_end(POSITION)
-    train(model, optimizer, 2)
-
-    other, other_optimizer = make_learner(2)
-    create_optimizer_state(other_optimizer)
-    targets: dict[str, Tensor] = {}
-    flatten_state(other_optimizer.state_dict(), targets)
-    snapshot = newest(root, world)
-    snapshot.fill({"model": other.state_dict(), "optimizer": targets})
-    other_optimizer.load_state_dict(unflatten_state(snapshot.state["optimizer"], targets))
-    train(other, other_optimizer, 2)
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(a._local_tensor, b._local_tensor) for a, b in pairs)  # type: ignore[attr-defined]
-    context.metrics.close()
-
-
-def test_a_model_under_fsdp_goes_on_exactly(tmp_path: Path) -> None:
-    on_ranks(2, tmp_path, fsdp_goes_on_exactly)
