@@ -46,6 +46,7 @@ def test_the_machine_s_free_memory_counts_or_the_unit_s_limit_where_it_is_nearer
     assert available_bytes() == 2 * GIB, "4 GiB, 3 of them used, 1 of these given up at need"
     path.write_text(f"{100 * GIB}\n")
     assert available_bytes() == 8 * GIB
+    path.write_text("max\n")
     (system / "meminfo").unlink()
     assert available_bytes() is None, "a system that does not say is not guessed at"
 
