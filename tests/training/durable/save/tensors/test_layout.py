@@ -79,7 +79,7 @@ def test_any_tensors_cut_anywhere_are_what_the_library_reads(
     pieces = [bytes(live.read(a, b, spare)) for a, b in itertools.pairwise(edges)]
     whole = b"".join(pieces)
     assert whole == bytes(image.files[0].read(0, live.size, spare))
-    path = tmp_path_factory.mktemp("layout") / "model.safetensors"
+    path = tmp_path_factory.getbasetemp() / "model.safetensors"
     path.write_bytes(whole)
     back = load_file(path)
     assert back.keys() == tensors.keys()

@@ -68,9 +68,9 @@ def code_where_unpickling_raises(arguments: Sequence[str]) -> int | None:
 
 
 def test_a_run_is_resumed_to_its_end_where_unpickling_raises(
-    store_uri: str, new_run: Callable[[str], Run], whole: Run, tmp_path: Path
+    bucket_uri: str, new_run: Callable[[str], Run], whole: Run, tmp_path: Path
 ) -> None:
-    run = new_run(store_uri)
+    run = new_run(f"{bucket_uri}/runs/run-1")  # the ranks below have a folder
     for place in (("shard", 1), ("first", 7), ("second", 5)):
         interrupt_at(*place)
         assert code_where_unpickling_raises(run.arguments()) == 75, place
