@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from contract import door
 
 if TYPE_CHECKING:
-    from training.proof.check.player import ExitKind, Lives
-    from training.proof.check.reports import Account
+    from training.proof.check.player import Account, ExitKind, Lives
     from training.proof.injector import Injector, StatusFile
     from training.proof.store_faults import misbehaving
 else:

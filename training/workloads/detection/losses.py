@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.workloads.detection.boxes import giou
+from training.workloads.detection.decoder import giou
 from training.workloads.detection.detector import Predictions, denoising_targets
 
 # Maps costs (T, Q, N) and labels (B, N), -1 for no object, to objects' queries (T, N), Q for none.
