@@ -1,4 +1,7 @@
-"""The numerics key: all that changes the bits of a result besides the seed, code included."""
+"""The numerics key: all that changes the bits of a result besides the seed, code included.
+
+Random state is never stored: it is derived from the seed and the position in the run.
+"""
 
 import hashlib
 import os

@@ -1,6 +1,8 @@
 """The training in one attempt of a workload: ranks, stages, and retries after a divergence.
 
 Rank 0 holds the run (training/durable/attempt/attempt.py); the others follow it.
+
+The stages of a run in order: resume, prepare, train, finish.
 """
 
 import contextlib

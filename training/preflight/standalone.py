@@ -3,6 +3,12 @@
 Also a model that belongs to no workload, as such a stage: `package.module:function` returns (model,
 batch) or (model, batch, loss), given nothing or a number of samples. Nothing is trained:
 model and batch are built on fake tensors where that works.
+
+Models of the transformers library, and fine-tuned variants of any model: only shapes and costs.
+
+A config.json, or its name on the Hugging Face Hub, is enough. The shapes and bytes of adapters, of
+4-bit matrices and of an 8-bit optimizer are those of peft (LoRA, Hu et al. 2021) and bitsandbytes
+(QLoRA, Dettmers et al. 2023); neither is needed, as nothing is trained.
 """
 
 import copy

@@ -1,6 +1,11 @@
 """One attempt with all its ranks, in a forked child or in a new interpreter.
 
 The new interpreter runs `python -m training.proof.attempt ATTEMPT.json`, called by `spawn`.
+
+A workload's stages behind proxies: they report their phases, and may be shortened.
+
+Shortened stages see only the first samples, for a few epochs with an odd last batch; what the loop
+relies on is checked on the way.
 """
 
 import faulthandler
@@ -58,8 +63,7 @@ from training.durable import (
     exit_code_of,
     open_store,
 )
-from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
-from training.proof.store_faults import misbehaving
+from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile, misbehaving
 
 _NUM_EPOCHS = 2
 _FULL_STEPS = 3

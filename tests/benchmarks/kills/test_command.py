@@ -10,7 +10,7 @@ import pytest
 from benchmarks.kills import command
 from benchmarks.kills.command import is_damaged, measure, table_line
 from benchmarks.kills.rows import ROWS, WAYS, Row
-from training.proof.check.player import Account, ExitKind, Lives
+from training.proof.check.program import Account, ExitKind, Lives
 
 
 def given(out: Path, **more: object) -> Namespace:

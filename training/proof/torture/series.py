@@ -1,6 +1,14 @@
 """Tortures runs one after another until the kills are used up, and compares each finished run.
 
 It also knows which exits of an attempt are expected, and counts the totals.
+
+Draws from a torture's seed: the variant of each run, and the kill of each attempt.
+
+A variant's properties and the kinds of kill come from decks that are reshuffled when empty, so even
+a short series has every card. The recipe changes the bits, the number of ranks does not: a run is
+compared with the uninterrupted one of its recipe on one rank. Where ranks do change the bits
+(shares, a ring), all attempts of both runs have the same number. Hosts are groups of processes that
+share no file but the run; a lost one takes all its ranks along.
 """
 
 import random
@@ -16,12 +24,14 @@ from contract.errors import Exit, UserError
 from contract.samples import lineage_problems
 from training.durable import Head, Store
 from training.proof.attempt import EXIT_CRASHED, Saving
-from training.proof.compare import (
+from training.proof.experiment import (
+    AttemptResult,
+    Experiment,
     RunOutcome,
+    Runs,
     broken_promises,
     differences,
 )
-from training.proof.experiment import AttemptResult, Experiment, Runs
 from training.proof.injector import SIGNALS, Kill, Kind, Side
 
 _T = TypeVar("_T")

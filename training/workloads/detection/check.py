@@ -1,13 +1,19 @@
 """Checks a dataset in COCO's format before training costs anything; corrects nothing.
 
 python -m training data check --workload detection DIR [--json]
+
+Brings boxes to the pixels that are read: scaled to the image's size, and turned upright with it.
+
+Tools write the size on which boxes were drawn. Where it is another one than the image has now, or
+that of the pixels before EXIF turns them, it says what to do; if it fits neither, it is refused.
 """
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -17,26 +23,25 @@ import numpy as np
 import numpy.typing as npt
 
 from training.durable import DataReport
-from training.workloads.detection.coco import Category, CocoSplit, read_split, split_of
-from training.workloads.detection.coco_faults import CocoFaults, shown
-from training.workloads.detection.coco_layout import (
+from training.workloads.detection.coco import (
     UNDIVIDED,
+    Category,
+    CocoSplit,
     Source,
     divided_by_folder,
     find_images,
     find_sources,
     is_file,
+    read_split,
+    split_of,
     unlisted_images,
 )
-from training.workloads.detection.image_files import ImageFault, StoredSize, examine
+from training.workloads.detection.coco_faults import CocoFaults, shown
+from training.workloads.detection.image_files import UPRIGHT, ImageFault, StoredSize, examine
 
 if TYPE_CHECKING:
     # It imports torch.
     from training import Progress
-import math
-from dataclasses import replace
-
-from training.workloads.detection.image_files import UPRIGHT
 
 # The published recipe's denoising queries: with more objects than this, there is only one group.
 _DENOISING_QUERIES = 100

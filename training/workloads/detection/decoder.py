@@ -2,6 +2,8 @@
 
 B images, S tokens of all levels in one row, Q queries, D width, C classes, M heads, P points, L
 levels (in the decoder l, as L are its layers), d width of a head.
+
+Boxes: centre x, centre y, width, height, relative to the valid image (0 to 1), as in DETR.
 """
 
 import math

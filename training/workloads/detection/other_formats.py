@@ -4,6 +4,12 @@ YOLO, Pascal VOC, LabelMe, KITTI, CVAT's XML, Create ML and TensorFlow's CSV. Wh
 not learn is left out: points and lines, with a warning. Everything else is checked like COCO's
 annotations. Splits that a dataset names itself (data.yaml, YOLO's lists, VOC's ImageSets)
 win over the names of folders.
+
+Reads YOLO's text files: a row for each object, as shares of the image as it is displayed.
+
+A row is a class and a box, a box with keypoints (`kpt_shape` in data.yaml), or the corners of a
+polygon or an oriented box, as ultralytics reads it; without data.yaml, keypoints and corners may
+look alike, which is refused.
 """
 
 import csv

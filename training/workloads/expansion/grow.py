@@ -2,6 +2,16 @@
 
 Weights that compute a dimension are repeated; those that read it are divided among the copies. This
 is exact for whole factors, LayerNorm and RMSNorm, any activation, experts; heads keep their size.
+
+Deepening: inserts new blocks that add nothing to the residual stream between the old ones.
+
+A new block is a copy of its neighbour with zeros where it adds to the stream: x + 0 is x, bit for
+bit. Gradients reach the zeros first, then the rest. Plain copies would not preserve the function.
+
+Upcycling: a dense feed-forward layer becomes experts that start as its copies.
+
+It is exact for every router if the weights of a token's experts sum to one. The router must not be
+zero, because ties would send every token to the same experts.
 """
 
 import hashlib

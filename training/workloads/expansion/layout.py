@@ -3,6 +3,8 @@
 "blocks.*.ffn.up.weight": "hidden <- width"      [hidden, width]: computes hidden, reads width
 "h.*.attn.c_attn.weight": "width -> (3 heads)"   [width, 3 x heads], packed: reads width
 "blocks.*.ffn.down.bias": "+width"               is added to the residual stream
+
+Tensors made one at a time, so a model grows without a second copy of itself in memory.
 """
 
 import math

@@ -2,6 +2,13 @@
 
 Rounding may flip a router's near-tie, and the rest of that text is then computed by other experts:
 such texts are counted but not judged. On a GPU, switch TF32 off before you observe.
+
+Checks that a grown model learns like the smaller one: its gradients on a probe, and its moments.
+
+A value's copies, each divided by growth's divisor, are linear in that value. So, by the chain rule,
+the gradients of its copies, summed and divided, are the smaller model's gradient, whatever noise
+distinguishes the copies; and moments are averages of gradients. The functions that grow are not
+used here.
 """
 
 import math

@@ -4,6 +4,12 @@ The fastest way to compute them on a machine is measured, not looked up: torch's
 product needs compute capability 9.0 (below, it is a loop that waits for the host), and the cost of
 padding depends on the distribution of tokens.
 N tokens, D width, E experts, K experts of a token, R = N x K rows, grouped by expert.
+
+Linear layers of many experts at once, in several ways; which is fastest depends on the GPU.
+
+R rows, grouped by expert; E experts; I inputs, O outputs; C rows of the busiest expert.
+Every way gives every expert a gradient, zeros if it has no row, so ranks always agree on which
+parameters took part.
 """
 
 import statistics

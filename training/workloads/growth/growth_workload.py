@@ -5,6 +5,13 @@ python -m training run --workload growth --recipe laptop --dataset-uri data --ru
 
 Three phases: dense, experts, grown; each starts where the previous one ended. A lean AdamW keeps
 both moments in bfloat16: 4 bytes per parameter instead of 8.
+
+Evaluation on held-out text: a model's perplexity, and how evenly its experts share the text.
+
+For people, also how the model continues held-out texts: without a cache of keys and values, which
+would not pay off for a few samples at the end of a phase.
+
+B batch, T tokens, N = B x T, E experts, K experts of a token, L blocks with experts.
 """
 
 import logging

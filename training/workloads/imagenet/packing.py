@@ -2,12 +2,27 @@
 
 Each finished shard has its own record, which is written last; a shard without one is packed again,
 to the same bytes. Imports no torch, for which every packing process would have to wait.
+
+Converts a user's image file to the JPEG that is packed; other files are refused.
+
+A JPEG in RGB or grey whose shorter side is not above the requested one keeps its bytes. Everything
+else (PNG, WebP, CMYK, a JPEG that must shrink) is encoded again. As in torchvision's ImageFolder, a
+picture's transparency and its EXIF orientation are not applied. Imports no torch.
+
+Images in shards: WebDataset's tar files, which other tools read too, and a random-access index.
+
+Shard 3 holds pairs of members, 00003-00012.jpg and 00003-00012.cls; the index says where each
+image's bytes are. A failed read is retried, and its bytes are never treated as an image.
 """
 
 import hashlib
 import io
 import json
 import math
+import os
+import tarfile
+import time
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,29 +32,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 
 from contract.errors import UserError
 from contract.keys import PACKED, UNFINISHED
-from training import in_processes
-from training.durable import FinishedFiles, Output
+from training import check_fields, in_processes
+from training.durable import Brought, FinishedFiles, Output
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training import Progress
-import os
-import tarfile
-import time
-import warnings
-from typing import TYPE_CHECKING
-
-from PIL import Image, UnidentifiedImageError
-
-from training import check_fields
-from training.durable import Brought
-
-if TYPE_CHECKING:
-    # It imports torch.
-    from training import Dataset
+    from training import Dataset, Progress
 
 
 # One row per image: its shard, the offset and length of its bytes there, and its class.

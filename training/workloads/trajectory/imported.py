@@ -2,18 +2,26 @@
 
 Several processes decode them once, to what the loader maps into memory (training/LOG.md compares).
 An interrupted import continues: a line of DECODED is written once a file's clip is on disk.
+
+Reads users' clips: videos, with PyAV, or arrays; all become CLIP_SHAPE.
+
+As is usual, the shorter side is scaled to FRAME_SIZE, the middle square is cut out, and NUM_FRAMES
+frames are taken evenly from the time that the video is shown, or one from each of as many segments
+(TSN, Wang et al. 2016, arXiv:1608.00859). No torch: each decoding process would wait for it.
 """
 
 import csv
 import hashlib
 import json
+import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath, PurePosixPath
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,18 +36,18 @@ from training.workloads.trajectory.clip_dataset import (
     without_partial_test,
     write_labels,
 )
-from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
+from training.workloads.trajectory.clips import (
+    CLIP_BYTES,
+    FRAME_SIZE,
+    NUM_FRAMES,
+    TRACK_SHAPE,
+    Frames,
+)
 from training.workloads.trajectory.config import ClipOptions
 
 if TYPE_CHECKING:
+    # It imports torch.
     from training import Progress
-import os
-import zlib
-from dataclasses import dataclass
-from pathlib import PurePath
-from typing import TypeAlias
-
-from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES, Frames
 
 _VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")
 _ARRAY_SUFFIX = ".npy"

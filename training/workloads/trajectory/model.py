@@ -3,6 +3,10 @@
 A stage refuses a split that lacks a class or has only one, on which accuracy is meaningless (100 %
 was once reported on one).
 B batch, T frames, G grid cells (side x side), C channels, K classes, D width, M maps.
+
+Evaluation of clip classifiers: accuracy by class, calibration, position error; and a picture.
+
+It refuses a split that lacks a class, on which accuracy is meaningless (see model.py).
 """
 
 import math

@@ -1,6 +1,12 @@
 """The trajectory workload: clips of a moving ball, classified by how it moves.
 
 There are two kinds of recipes: a frozen ResNet-18 with a Transformer over time, and a small MAGVIT.
+
+The tracker, a baseline without learned features: it sees what differs from the background.
+
+It undoes the camera's motion (phase correlation), takes the centroid of what differs from the
+median, and classifies that by the head's Transformer. It does not know the marked ball.
+T frames, H, W pixels, C channels.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,6 +3,10 @@
 Text is streamed, so memory does not grow with it. An import keeps its position in its folder: after
 an interruption, the same command continues from there, overwrites what was written since, and ends
 with the same files.
+
+Reads documents from text files, a block at a time: .txt, .jsonl with "text", and either as .gz.
+
+Files of any size take the same memory. Invalid UTF-8 or JSON is refused, naming file and line.
 """
 
 import codecs
@@ -38,6 +42,11 @@ from training.workloads.growth.text.tokens import (
     train_tokenizer,
     vocabulary_of,
 )
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from training import Progress
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is tokenized in pieces, which are cut before white space.
@@ -251,11 +260,6 @@ def _write_tokens(
             os.fsync(file.fileno())
         done += len(part)
 
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from training import Progress
 
 # 256 bytes and the end of text.
 _SMALLEST_VOCABULARY = 257

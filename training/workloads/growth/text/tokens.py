@@ -2,6 +2,12 @@
 
 Files: SPLIT-00000.bin, SPLIT-00001.bin ... (little-endian uint16, or uint32 for a vocabulary above
 65,536) and tokenizer.json. Documents follow one another, each ended by the end-of-text token.
+
+Decodes tokens by a byte-level BPE's tokenizer.json; encodes text where a dataset is made.
+
+An instance only decodes tokens, so it needs no tokenizer library; the package tokenizers encodes
+text. A tokenizer is the user's (tokenizer.json, or GPT-2's vocab.json and merges.txt) or, like
+GPT-2's, is trained here on the text: every text can be encoded and decoded without loss.
 """
 
 import json

@@ -3,6 +3,12 @@
 Attention alternates between the places of one step and the steps of one place. B clips, M masked
 ones, T frames, t token steps in time, G cells of the token grid, P places (squares of cells), D
 dimensions of a code, E width, K classes, L levels of a dimension, V the sum of a code's levels.
+
+Stage `transformer` of the MAGVIT recipes: learns to fill in tokens, and the class of a clip.
+
+It draws what it generates: the second half of a clip from its first, the frames between its ends,
+and clips of a class. B clips, M masked ones, t token steps in time (s: plus the row of hints after
+them), G cells of the token grid, T frames, K classes, V the sum of a code's levels.
 """
 
 import math

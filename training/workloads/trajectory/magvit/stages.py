@@ -1,4 +1,12 @@
-"""The first stages of the MAGVIT recipes: Train `tokenizer`, Prepare `tokens`."""
+"""The first stages of the MAGVIT recipes: Train `tokenizer`, Prepare `tokens`.
+
+The tokenizer: causal 3-D convolutions, finite scalar quantization, a decoder to pixels.
+
+A token sees no later frame: convolutions only look back in time, and norms are per position. It is
+evaluated by PSNR of clips and of the crop around the ball, because on a plain background even a
+constant frame scores well. B clips, C channels, T frames, H height, W width, t token steps in time,
+h and w sides of the token grid, D dimensions of a code, V the sum of a code's levels.
+"""
 
 import hashlib
 import math
