@@ -396,14 +396,6 @@ def _offered(c: DetectionConfig) -> Sequence[Rung]:
 RECIPES: Mapping[str, Callable[[], DetectionConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "coco_12": coco_12}
 )
-# 1,200 generated floor plans; CubiCasa5K with walls and rooms; COCO 2017.
-_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "laptop": {"train": 900, "validation": 180},
-        "full": {"train": 2_935, "validation": 400},
-        "coco_12": {"train": 118_287, "validation": 5_000},
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,7 +404,14 @@ class _Detection(Workload[DetectionConfig]):
 
     name: str = "detection"
     recipes = RECIPES
-    nominal_samples = _NOMINAL_SAMPLES
+    # 1,200 generated floor plans; CubiCasa5K with walls and rooms; COCO 2017.
+    nominal_samples = MappingProxyType(
+        {
+            "laptop": {"train": 900, "validation": 180},
+            "full": {"train": 2_935, "validation": 400},
+            "coco_12": {"train": 118_287, "validation": 5_000},
+        }
+    )
 
     def stages(self, c: DetectionConfig) -> Sequence[TrainDetector]:
         return (TrainDetector(config=c),)

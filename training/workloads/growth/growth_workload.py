@@ -383,13 +383,6 @@ RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
 # Windows of 128 tokens of 12,000 generated stories; of 256 tokens of TinyStories, whose 2.1 million
 # stories are about 470 million GPT-2 tokens. For validation, the number that is evaluated.
 _TINY_STORIES = {"train": 1_800_000, "validation": 512}
-_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "laptop": {"train": 8_600, "validation": 128},
-        "full": _TINY_STORIES,
-        "literal": _TINY_STORIES,
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,7 +392,13 @@ class _Growth(Workload[GrowthConfig]):
     name: str = "growth"
     data_options: TextOptions = field(default_factory=TextOptions)
     recipes = RECIPES
-    nominal_samples = _NOMINAL_SAMPLES
+    nominal_samples = MappingProxyType(
+        {
+            "laptop": {"train": 8_600, "validation": 128},
+            "full": _TINY_STORIES,
+            "literal": _TINY_STORIES,
+        }
+    )
 
     def stages(self, c: GrowthConfig) -> Sequence[TrainPhase]:
         return [TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown")]

@@ -229,17 +229,6 @@ RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
         "magvit_b": magvit_b,
     }
 )
-# The datasets for which the recipes are made: 1,000, 4,000 and 10,000 clips.
-_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "laptop": {"train": 800, "validation": 100},
-        "full": {"train": 8_000, "validation": 1_000},
-        "reference": {"train": 8_000, "validation": 1_000},
-        "magvit_laptop": {"train": 3_200, "validation": 400},
-        "magvit_full": {"train": 8_000, "validation": 1_000},
-        "magvit_b": {"train": 8_000, "validation": 1_000},
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,7 +238,14 @@ class _Trajectory(Workload[_AnyConfig]):
     name: str = "trajectory"
     data_options: ClipOptions = field(default_factory=ClipOptions)
     recipes = RECIPES
-    nominal_samples = _NOMINAL_SAMPLES
+    # The datasets for which the recipes are made: 1,000, 4,000 and 10,000 clips.
+    nominal_samples = MappingProxyType(
+        {
+            **{name: {"train": 8_000, "validation": 1_000} for name in RECIPES},
+            "laptop": {"train": 800, "validation": 100},
+            "magvit_laptop": {"train": 3_200, "validation": 400},
+        }
+    )
 
     def stages(self, c: _AnyConfig) -> Sequence[Prepare | Train]:
         return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)
