@@ -13,7 +13,7 @@ if _NODE.exists():
 from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
-from contract.run_image import IMAGE_STACK  # noqa: E402
+from contract.stack_names import IMAGE_STACK  # noqa: E402
 from sizing import PRICE_REGION  # noqa: E402
 from stacks import (  # noqa: E402
     DatasetStack,

@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from contract.run_image import image_of
+from contract.stack_names import image_of
 from sizing import PRICE_REGION
 
 # Besides the stacks' code, these packages decide what a template contains.

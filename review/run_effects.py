@@ -1,4 +1,4 @@
-"""The effects of a deploy on a run in progress, and on its next machine.
+"""The effects of a deploy on a run in progress, on its next machine, and on their image.
 
 One fleet is one run; the run follows the config.json of its first attempt. AWS's documents disagree
 on whether a new version of the launch template replaces the fleet (docs/deploy.md).
@@ -42,21 +42,25 @@ _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
     """Return sentences, the most important first; none if no run is affected."""
-    return [
-        sentence
-        for change in changes
-        if change.type == "AWS::S3::Bucket"
-        for sentence in _bucket_effects(change, base)
-    ] + [
-        sentence
-        for name in sorted(head.stacks)
-        if name in base.stacks
-        for sentence in _of_stack(
-            base.stacks[name],
-            head.stacks[name],
-            [change for change in changes if change.stack == name],
-        )
-    ]
+    return (
+        [
+            sentence
+            for change in changes
+            if change.type == "AWS::S3::Bucket"
+            for sentence in _bucket_effects(change, base)
+        ]
+        + [
+            sentence
+            for name in sorted(head.stacks)
+            if name in base.stacks
+            for sentence in _of_stack(
+                base.stacks[name],
+                head.stacks[name],
+                [change for change in changes if change.stack == name],
+            )
+        ]
+        + list(_image_effects(base, head))
+    )
 
 
 def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
@@ -208,7 +212,7 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
 
 
 def _orphans(head: StackSide) -> Iterator[str]:
-    for data in launch_templates(head.resources.values()):
+    for data in _launch_templates(head.resources.values()):
         for disk in data.get("BlockDeviceMappings") or []:
             # EC2 keeps every volume but the root by default.
             if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
@@ -230,17 +234,17 @@ def _gpus_of_fleet(side: StackSide) -> set[str]:
 
 def _key(side: StackSide) -> str:
     """Return the key of the machines' volumes, which is also the buckets'."""
-    for data in launch_templates(side.resources.values()):
+    for data in _launch_templates(side.resources.values()):
         if disks := data.get("BlockDeviceMappings"):
             return spell((disks[0].get("Ebs") or {}).get("KmsKeyId", ""))
     return ""
 
 
 def _gpus(side: StackSide) -> str:
-    for data in launch_templates(side.resources.values()):
-        known = catalogue.instances().get(str(data.get("InstanceType")))
-        return f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
-    return ""
+    data = next(_launch_templates(side.resources.values()), {})
+    size = str(data.get("InstanceType", ""))
+    known = catalogue.instances().get(size)
+    return f"{known.num_gpus} x {known.gpu}" if known else size
 
 
 def _surroundings(changes: Sequence[Change], is_new_run: bool) -> Iterator[str]:
@@ -336,7 +340,7 @@ def _boot_script(template: Mapping[str, Any]) -> str:
 
 def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
     resources = (template.get("Resources") or {}).values()
-    for data in launch_templates(resources):
+    for data in _launch_templates(resources):
         found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
         if found:
             lines = [line.partition("=") for line in found.group(2).splitlines()]
@@ -345,7 +349,7 @@ def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
     return {}, ""
 
 
-def launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the data of each launch template."""
     for resource in resources:
         if resource["Type"] == "AWS::EC2::LaunchTemplate":
@@ -359,3 +363,62 @@ def _bundle(resources: Iterable[Mapping[str, Any]]) -> dict[Name, str]:
         if str(properties.get("Name")).endswith("/bundle-uri"):
             return {"BUNDLE_URI": spell(properties["Value"])}
     return {}
+
+
+def image_notes(base: Side, head: Side) -> Iterator[str]:
+    """Yield a sentence for each training stack."""
+    for name, had, starts in _images(base, head):
+        if had == starts:
+            yield f"{name} starts the image that it has: {_spelled(starts, base, head)}."
+        else:
+            has = f"; it has {_spelled(had, base, head)}" if had else ""
+            yield f"{name} starts {_spelled(starts, base, head)}{has}."
+
+
+def _image_effects(base: Side, head: Side) -> Iterator[str]:
+    """Yield a sentence for each run that may go on with another image."""
+    for name, had, starts in _images(base, head):
+        run = read_run_env(head.stacks[name].template).get("RUN_ID")
+        if had in ("", starts) or run != read_run_env(base.stacks[name].template).get("RUN_ID"):
+            continue
+        verb = "changes" if _is_id(starts) else "may change"
+        keep = "`make doctor` prints the command that keeps it"
+        yield (
+            f"**The image of {run} {verb}** ({_spelled(had, base, head)} → "
+            f"{_spelled(starts, base, head)}): with another torch, CUDA or driver the numerics key "
+            "changes; the receipt says so. "
+            f"{f'-c pytorch_ami_parameter={had} keeps it' if _is_id(had) else keep}."
+        )
+
+
+def _images(base: Side, head: Side) -> Iterator[tuple[str, str, str]]:
+    """Yield each training stack with the image that it has, if any, and the one that it starts.
+
+    Templates name the stack that keeps a run's image; only what is deployed has its id.
+    """
+    for name, stack in sorted(head.stacks.items()):
+        if wanted := _wanted(stack):
+            old, keeper = base.stacks.get(name), base.stacks.get(wanted)
+            had = (old.image or _wanted(old)) if old else ""
+            yield name, had, (keeper and keeper.image) or wanted
+
+
+def _wanted(stack: StackSide) -> str:
+    """Return the image's id, the stack that keeps it, or the parameter that names the newest."""
+    image = next(_launch_templates(stack.resources.values()), {}).get("ImageId", "")
+    if isinstance(image, dict) and "Ref" in image:
+        image = stack.template.get("Parameters", {}).get(image["Ref"], {}).get("Default")
+    return spell(image.get("Fn::ImportValue", image) if isinstance(image, dict) else image)
+
+
+def _is_id(image: str) -> bool:
+    return image.startswith("ami-")
+
+
+def _spelled(image: str, base: Side, head: Side) -> str:
+    if image in base.stacks:
+        return f"the one that {image} keeps"
+    if image not in head.stacks:
+        return image if _is_id(image) else f"the newest of {image}"
+    (keeper,) = head.stacks[image].resources.values()
+    return f"the newest of {str(keeper['Properties']['Value'])[14:-2]}, which {image} then keeps"

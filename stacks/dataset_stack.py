@@ -17,7 +17,7 @@ from contract.stack_names import DESCRIPTIONS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
-from stacks.parameters.protection import NEW_KEY
+from stacks.parameters.checks import NEW_KEY
 
 _NO_ACCESS_LOGS = (
     "Server access logs double the number of objects, and most training projects never read "

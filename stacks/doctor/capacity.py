@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.run_image import image_of
+from contract.stack_names import image_of
 from sizing import LEAST_FOR_SCORES, PRICE_REGION, catalogue
 from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.doctor.network import in_zones, zones_of_subnets

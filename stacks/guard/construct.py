@@ -25,7 +25,7 @@ from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
 from stacks.permissions import allow, may_use_key_of, of_stack
-from stacks.plan import price_book
+from stacks.plan_at_synth import price_book
 
 # With a deadline, the Guard reserves the time until its next call, so it is called more often.
 PERIOD_WITH_DEADLINE = Duration.minutes(2)
