@@ -48,6 +48,17 @@ class StackSide:
     def resources(self) -> Mapping[str, Any]:
         return self.template.get("Resources") or {}
 
+    def of_type(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the properties of each resource of a type."""
+        found = (each for each in self.resources.values() if each["Type"] == name)
+        return [each.get("Properties") or {} for each in found]
+
+    @property
+    def launch_templates(self) -> list[Mapping[str, Any]]:
+        """The data of each launch template."""
+        found = self.of_type("AWS::EC2::LaunchTemplate")
+        return [each.get("LaunchTemplateData", {}) for each in found]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:

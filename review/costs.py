@@ -306,10 +306,7 @@ def _training_stack(side: Side) -> StackSide | None:
 
 
 def _first(stack: StackSide | None, type_name: str) -> Mapping[str, Any]:
-    for resource in stack.resources.values() if stack else ():
-        if resource["Type"] == type_name:
-            return resource.get("Properties") or {}
-    return {}
+    return next(iter(stack.of_type(type_name) if stack else ()), {})
 
 
 def _volume(disk: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ on whether a new version of the launch template replaces the fleet (docs/deploy.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from contract.run_env import Name
@@ -42,32 +42,23 @@ _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
     """Return sentences, the most important first; none if no run is affected."""
-    return (
-        [
-            sentence
-            for change in changes
-            if change.type == "AWS::S3::Bucket"
-            for sentence in _bucket_effects(change, base)
-        ]
-        + [
-            sentence
-            for name in sorted(head.stacks)
-            if name in base.stacks
-            for sentence in _of_stack(
-                base.stacks[name],
-                head.stacks[name],
-                [change for change in changes if change.stack == name],
-            )
-        ]
-        + list(_image_effects(base, head))
-    )
+    found = [
+        sentence
+        for change in changes
+        if change.type == "AWS::S3::Bucket"
+        for sentence in _bucket_effects(change, base)
+    ]
+    for name in sorted(head.stacks.keys() & base.stacks.keys()):
+        own = [change for change in changes if change.stack == name]
+        found += _of_stack(base.stacks[name], head.stacks[name], own)
+    return [*found, *_image_effects(base, head)]
 
 
 def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
     """Yield the effects of a bucket that is removed, or that keeps old versions for less time."""
     if change.action in ("replaced", "removed"):
         for name, content in _CONTENTS.items():
-            uris = (read_run_env(stack.template).get(name, "") for stack in base.stacks.values())
+            uris = (read_run_env(stack).get(name, "") for stack in base.stacks.values())
             if any(change.logical_id in uri for uri in uris):
                 yield f"**{change.path} is {change.action}**: {content}."
     before, after = _days_kept(change.old_properties), _days_kept(change.new_properties)
@@ -87,7 +78,7 @@ def _days_kept(bucket: Mapping[str, Any]) -> int:
 
 def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
     fleets = [change for change in changes if change.type == "AWS::EC2::SpotFleet"]
-    old, new = read_run_env(base.template), read_run_env(head.template)
+    old, new = read_run_env(base), read_run_env(head)
     is_new_run = old.get("RUN_ID") != new.get("RUN_ID")
     for fleet in fleets:
         yield from _fleet_effects(fleet, old, new, is_new_run)
@@ -183,7 +174,7 @@ def _next_attempt(
             "The code bundle changes: a run that has started continues with the bundle that its "
             "config.json names; only a new run uses this one."
         )
-    if _boot_script(base.template) != _boot_script(head.template):
+    if _parts(base)[1] != _parts(head)[1]:
         yield "The boot script changes for the next instance."
     yield from _numerics(base, head)
 
@@ -212,7 +203,7 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
 
 
 def _orphans(head: StackSide) -> Iterator[str]:
-    for data in _launch_templates(head.resources.values()):
+    for data in head.launch_templates:
         for disk in data.get("BlockDeviceMappings") or []:
             # EC2 keeps every volume but the root by default.
             if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
@@ -225,23 +216,22 @@ def _orphans(head: StackSide) -> Iterator[str]:
 def _gpus_of_fleet(side: StackSide) -> set[str]:
     return {
         known.gpu
-        for resource in side.resources.values()
-        if resource["Type"] == "AWS::EC2::SpotFleet"
-        for name, size in leaves(resource["Properties"])
+        for fleet in side.of_type("AWS::EC2::SpotFleet")
+        for name, size in leaves(fleet)
         if name.endswith(".InstanceType") and (known := catalogue.instances().get(size))
     }
 
 
 def _key(side: StackSide) -> str:
     """Return the key of the machines' volumes, which is also the buckets'."""
-    for data in _launch_templates(side.resources.values()):
+    for data in side.launch_templates:
         if disks := data.get("BlockDeviceMappings"):
             return spell((disks[0].get("Ebs") or {}).get("KmsKeyId", ""))
     return ""
 
 
 def _gpus(side: StackSide) -> str:
-    data = next(_launch_templates(side.resources.values()), {})
+    data = next(iter(side.launch_templates), {})
     size = str(data.get("InstanceType", ""))
     known = catalogue.instances().get(size)
     return f"{known.num_gpus} x {known.gpu}" if known else size
@@ -294,11 +284,8 @@ def _limit_effects(change: Change) -> Iterator[str]:
 
 def _has_deadline(stack: StackSide) -> bool:
     """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
-    return any(
-        _variables(each.get("Properties") or {}).get(_DEADLINE, _NONE) != _NONE
-        for each in stack.resources.values()
-        if each["Type"] == "AWS::Lambda::Function"
-    )
+    functions = stack.of_type("AWS::Lambda::Function")
+    return any(_variables(each).get(_DEADLINE, _NONE) != _NONE for each in functions)
 
 
 def _deadline_effects(before: str, after: str) -> Iterator[str]:
@@ -328,40 +315,27 @@ def _variables(properties: Mapping[str, object]) -> Mapping[str, str]:
     return variables if isinstance(variables, dict) else {}
 
 
-def read_run_env(template: Mapping[str, Any]) -> dict[Name, str]:
+def read_run_env(stack: StackSide) -> dict[Name, str]:
     """Return run.env's variables from the launch template, none if there is no run.env."""
-    return _parts(template)[0]
+    return _parts(stack)[0]
 
 
-def _boot_script(template: Mapping[str, Any]) -> str:
-    """Return what the user data runs after writing run.env."""
-    return _parts(template)[1]
-
-
-def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
-    resources = (template.get("Resources") or {}).values()
-    for data in _launch_templates(resources):
+def _parts(stack: StackSide) -> tuple[dict[Name, str], str]:
+    """Return run.env's variables, and what the user data runs after writing run.env."""
+    for data in stack.launch_templates:
         found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
         if found:
             lines = [line.partition("=") for line in found.group(2).splitlines()]
             variables = {cast(Name, name): value.strip('"') for name, _, value in lines}
-            return _bundle(resources) | variables, found.group(3)
+            return _bundle(stack) | variables, found.group(3)
     return {}, ""
 
 
-def _launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the data of each launch template."""
-    for resource in resources:
-        if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            yield resource["Properties"].get("LaunchTemplateData", {})
-
-
-def _bundle(resources: Iterable[Mapping[str, Any]]) -> dict[Name, str]:
+def _bundle(stack: StackSide) -> dict[Name, str]:
     """Return what the first boot adds to run.env: the value of the stack's parameter."""
-    for each in resources:
-        properties = each.get("Properties", {})
-        if str(properties.get("Name")).endswith("/bundle-uri"):
-            return {"BUNDLE_URI": spell(properties["Value"])}
+    for each in stack.of_type("AWS::SSM::Parameter"):
+        if str(each.get("Name")).endswith("/bundle-uri"):
+            return {"BUNDLE_URI": spell(each["Value"])}
     return {}
 
 
@@ -378,8 +352,8 @@ def image_notes(base: Side, head: Side) -> Iterator[str]:
 def _image_effects(base: Side, head: Side) -> Iterator[str]:
     """Yield a sentence for each run that may go on with another image."""
     for name, had, starts in _images(base, head):
-        run = read_run_env(head.stacks[name].template).get("RUN_ID")
-        if had in ("", starts) or run != read_run_env(base.stacks[name].template).get("RUN_ID"):
+        run = read_run_env(head.stacks[name]).get("RUN_ID")
+        if had in ("", starts) or run != read_run_env(base.stacks[name]).get("RUN_ID"):
             continue
         verb = "changes" if _is_id(starts) else "may change"
         keep = "`make doctor` prints the command that keeps it"
@@ -405,7 +379,7 @@ def _images(base: Side, head: Side) -> Iterator[tuple[str, str, str]]:
 
 def _wanted(stack: StackSide) -> str:
     """Return the image's id, the stack that keeps it, or the parameter that names the newest."""
-    image = next(_launch_templates(stack.resources.values()), {}).get("ImageId", "")
+    image = next(iter(stack.launch_templates), {}).get("ImageId", "")
     if isinstance(image, dict) and "Ref" in image:
         image = stack.template.get("Parameters", {}).get(image["Ref"], {}).get("Default")
     return spell(image.get("Fn::ImportValue", image) if isinstance(image, dict) else image)
