@@ -12,10 +12,9 @@ from typing import Any
 from embedded_aws.cloudformation import planning
 from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.errors import CloudFormationError, no_such_stack
-from embedded_aws.cloudformation.operation import StackOperation
+from embedded_aws.cloudformation.operation import Provisioner, StackOperation
 from embedded_aws.cloudformation.parameters import check_rules, decide_parameters
 from embedded_aws.cloudformation.planning import Prediction
-from embedded_aws.cloudformation.provisioning import Provisioner
 from embedded_aws.cloudformation.records import Stack, StackPlan
 from embedded_aws.cloudformation.resource import Registry
 from embedded_aws.cloudformation.template import parse_template

@@ -14,8 +14,7 @@ from urllib.parse import parse_qs
 from moto.iam.models import iam_backends
 from moto.sts.models import AssumedRole, sts_backends
 
-from embedded_aws.iam.conditions import Keys
-from embedded_aws.iam.evaluation import Caller
+from embedded_aws.iam.evaluation import Caller, Keys
 
 # A condition key that only instances' requests have.
 INSTANCE_KEY = "ec2:sourceinstancearn"

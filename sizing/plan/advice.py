@@ -14,10 +14,9 @@ from sizing.catalogue.prices import PRICE_REGION, UnknownPriceError
 from sizing.catalogue.sizes import trainable_by_price
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
-from sizing.plan.deadline import deadline_fallback
-from sizing.plan.outcomes import Market, Outcomes, on_demand, on_spot
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.outcomes import Market, Outcomes, deadline_fallback, on_demand, on_spot
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 
 # A resource used less than this is overprovisioned, in AWS Compute Optimizer's terms.
 _LITTLE = 0.25

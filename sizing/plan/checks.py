@@ -10,7 +10,7 @@ from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
 from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
-from sizing.plan.plan import Plan
+from sizing.plan.size_plan import Plan
 
 # Above this share of a limit a plan is called tight.
 TIGHT = 0.85

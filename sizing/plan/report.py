@@ -8,8 +8,8 @@ from sizing.catalogue import Price
 from sizing.figures import Basis, rounded
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
-from sizing.plan.deadline import deadline_fallback, deadline_sentence
-from sizing.plan.plan import Plan
+from sizing.plan.outcomes import deadline_fallback, deadline_sentence
+from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
 from sizing.service_prices import IMAGE_GIB

@@ -11,8 +11,8 @@ from contract.trainer_options import RANKS
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
 from sizing.models.host import host_memory
-from sizing.plan.plan import Plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import ways
+from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from sizing.suggestion import suggest
 

@@ -11,7 +11,7 @@ from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.burstable import baseline_percent
-from sizing.select.requirements import UNSUPPORTED, Prices
+from sizing.select.ranking import UNSUPPORTED, Prices
 
 # The most that an endpoint should use of its GPU or CPUs: beyond it, requests wait for each other.
 TARGET_PERCENT = 70.0

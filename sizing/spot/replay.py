@@ -9,8 +9,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sizing.fallback.decision import decide_market
-from sizing.fallback.situation import Market, Place, Situation, SpotHistory, observe_market
+from sizing.fallback.decision import (
+    Market,
+    Place,
+    Situation,
+    SpotHistory,
+    decide_market,
+    observe_market,
+)
 from sizing.spot.pattern import NOTICE_SECONDS
 from sizing.spot.traces import SpotLife
 

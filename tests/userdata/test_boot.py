@@ -5,8 +5,7 @@ import os
 import re
 import subprocess
 
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
-from rehearsal.machines.process import ProcessMachine
+from rehearsal.machines.process import EC2_DISKS, JsonDisk, ProcessMachine
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
 

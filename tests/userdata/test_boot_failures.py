@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.json_disks import EC2_DISKS
-from rehearsal.machines.process import SHIMS, ProcessMachine
+from rehearsal.machines.process import EC2_DISKS, SHIMS, ProcessMachine
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")

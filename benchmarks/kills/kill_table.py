@@ -10,25 +10,130 @@ bound allows.
 """
 
 import argparse
+import json
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import distributions, version
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
 from benchmarks import REPOSITORY
-from benchmarks.kills import QUIET_SECONDS, RATE, page
-from benchmarks.kills.rows import PROGRAMS, ROWS, WAYS, Row
+from benchmarks.kills import QUIET_SECONDS, RATE
+from benchmarks.kills.programs.habits import HABITS
 from benchmarks.kills.s3 import misbehaving_s3
+from sizing import markdown_table
 from training.proof import Account, ExitKind, Lives, StatusFile
+
+PROGRAMS = Path(__file__).with_name("programs")
+# How each row is played, in the page's words.
+WAYS = {"alone": "alone", "folder": "ours, folder", "s3": "ours, S3"}
+_RESTLESS = ("sqlite", "mapped")  # their files never stop changing
+_METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A program of programs/: how it is started and killed, and in which environment.
+
+    A trainer declares what it requires, and what its users must do, in its inline metadata (PEP
+    723).
+    """
+
+    name: str
+    words: str  # its file and its arguments
+    requirements: Sequence[str] = ()  # for its own environment; empty: use this one
+    answers: Sequence[str] = ("its own",)  # to SIGTERM
+    bound_seconds: float = 10.0  # the most lost work that a finished save had held
+    users_must: str = ""  # what users must do for an exact resume
+
+
+def _habit(name: str, *, commits: bool) -> Row:
+    return Row(
+        name=f"{name}, commit()" if commits else name,
+        words=f"habits.py {name}{' --commit' * commits}",
+        answers=("ignored", "exit 0", "exit 143", "works 200 s"),
+        bound_seconds=120.0 if name in _RESTLESS and not commits else 10.0,
+    )
+
+
+def _trainer(path: Path) -> Row:
+    found = _METADATA.search(path.read_text())
+    assert found is not None, f"{path} has no inline metadata"
+    declared = tomllib.loads(found[1].replace("# ", ""))
+    return Row(
+        name=path.stem.removeprefix("train_"),
+        words=path.name,
+        requirements=declared["dependencies"],
+        users_must=declared.get("tool", {}).get("kills", {}).get("users_must", ""),
+    )
+
+
+ROWS: Sequence[Row] = (
+    *map(_trainer, sorted(PROGRAMS.glob("train_*.py"))),
+    *(_habit(name, commits=commits) for commits in (False, True) for name in HABITS),
+)
+
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = REPOSITORY / "docs" / "kill-table.md"
+_HIDDEN = ("way", "faults", "versions")
+_FIRST = "## Public trainers"
+
+
+def page_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page: its text as it is, up to the tables, and these lines as tables."""
+    parts = [PAGE.read_text().partition(_FIRST)[0]]
+    for title, is_trainer in ((_FIRST, True), ("## Save habits", False)):
+        chosen = [line for line in lines if bool(line["versions"]) == is_trainer]
+        rows = [
+            {
+                "script": "",
+                "": WAYS[one["way"]],
+                **{k: v for k, v in one.items() if k not in _HIDDEN},
+            }
+            for one in chosen
+        ]
+        versions = {line["script"]: line["versions"] for line in chosen}
+        notes = [
+            textwrap.fill(
+                f"- **{row.name}** ({versions[row.name]}): {row.users_must}",
+                width=100,
+                subsequent_indent="  ",
+                break_on_hyphens=False,
+            )
+            for row in ROWS
+            if row.users_must and row.name in versions
+        ]
+        parts += [title, "", markdown_table(rows), "", *notes, *[""] * bool(notes)]
+    return parts[0] + "\n".join(parts[1:]).rstrip() + "\n"
+
+
+def write_page(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Add these lines to the kept ones, or replace them, and write the page."""
+    known = {(line["script"], line["way"]): line for line in [*read_results(), *lines]}
+    order = product((row.name for row in ROWS), WAYS)
+    kept = [known[key] for key in order if key in known]
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    PAGE.write_text(page_text(kept))
+
+
+def read_results() -> list[dict[str, Any]]:
+    """Return the kept lines."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return found
+
 
 _HABITS = "habits"  # stands for all rows that need no environment of their own
 _MOST_NEVER_BACK = 3  # after which an exit is given up
@@ -67,12 +172,12 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
             for line in _lines(row, given, ends):
                 lines.append(line)
                 if given.page:
-                    page.write([line])
+                    write_page([line])
         except (RuntimeError, subprocess.CalledProcessError) as error:
             print(f"[kills] {row.name} is skipped: {error}", file=sys.stderr)
     if given.page:
-        page.write([])
-    return lines or page.read() * given.page
+        write_page([])
+    return lines or read_results() * given.page
 
 
 def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sizing.cli import accuracy
-from sizing.cli.accuracy import CheckedTruth, summary
+from sizing.cli import accuracy_command as accuracy
+from sizing.cli.accuracy_command import CheckedTruth, summary
 from sizing.cli.tables import markdown_table
-from sizing.evidence import memory
-from sizing.evidence.truths import counts, predictable, truths
+from sizing.evidence.truths import counts, largest_batch, predictable, truths
 from sizing.models.constants import Constants
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "sizing.md"
@@ -46,7 +45,7 @@ def test_the_batch_that_fits_tells_ten_percent_of_memory() -> None:
     rows, constants = accuracy.ladder(), Constants()
 
     def exact(scale: float) -> int:
-        return sum(memory.largest_batch(r, constants, scale=scale) == r.batch for r in rows)
+        return sum(largest_batch(r, constants, scale=scale) == r.batch for r in rows)
 
     assert exact(1.0) >= 0.75 * len(rows)
     assert exact(1.0) > max(exact(0.8), exact(1.2))

@@ -16,8 +16,7 @@ from sizing.models.data_path import sync_seconds
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.models.host import HostMemory, host_memory, start_memory
 from sizing.models.notice import NoticeFit, Restart, notice_fit
-from sizing.plan.inputs import PlanInputs, look_up
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import PlanInputs, Request, look_up
 from sizing.plan.work import PlannedWork, StagePlan, plan_work
 from sizing.service_prices import initialization_usd
 from sizing.spot.forecast import SpotForecast, forecast

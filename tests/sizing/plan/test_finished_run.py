@@ -8,10 +8,16 @@ import pytest
 
 from contract.metrics import merge, metrics_objects
 from sizing.models.calibration import add_entry, calibrated, entries
-from sizing.plan.finished_run import FinishedRun, read_run
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
-from sizing.plan.run_review import calibration, compare, request_of, unplanned
+from sizing.plan.finished_run import (
+    FinishedRun,
+    calibration,
+    compare,
+    read_run,
+    request_of,
+    unplanned,
+)
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 from tests.sizing import sample_footprints
 
 MIB = sample_footprints.MIB

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from sizing.plan.deadline import deadline_fallback, deadline_sentence
-from sizing.plan.plan import make_plan
-from sizing.plan.request import Request
+from sizing.plan.outcomes import deadline_fallback, deadline_sentence
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import make_plan
 
 ASKED = Request(workload="trajectory", recipe="full", size="g5.2xlarge")
 

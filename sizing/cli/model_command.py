@@ -18,10 +18,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sizing.cli.advise import DEFAULT_SIZE
-from sizing.cli.candidates import candidate_row, show_candidates, sizes
-from sizing.cli.plan import show_plan
-from sizing.cli.request import add_request_arguments, planner, request
+from sizing.cli.advise_command import DEFAULT_SIZE, candidate_row, show_candidates, sizes
+from sizing.cli.plan_command import show_plan
+from sizing.cli.shared_options import add_request_arguments, planner, request
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank

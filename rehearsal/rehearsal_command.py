@@ -25,8 +25,7 @@ from embedded_aws import EmbeddedAws
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.demo.actions import SYNTAX, Action, check_stages, parse_interruption
 from rehearsal.demo.children import ChildFailed, Children, run_cdk
-from rehearsal.demo.demo import Demo, usual_seconds
-from rehearsal.demo.demo_log import DemoLog
+from rehearsal.demo.demo import Demo, DemoLog, usual_seconds
 from rehearsal.demo.deployment import (
     REPOSITORY,
     SWEEPS,

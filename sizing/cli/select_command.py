@@ -6,7 +6,7 @@
 
 Example: BERT for sentiment analysis, 1,000 requests per minute within 200 ms:
 
-  python -m sizing select --phase serve-online --model bert-base \\
+  python -m sizing select --phase serve-online --model bert-base \
       --requests-per-minute 1000 --latency-ms 200
 
 If you measured a throughput, --throughput c5.xlarge=55 replaces the published one.
@@ -28,11 +28,10 @@ from typing import Any
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import age_note
-from sizing.cli.prices import add_price_arguments, price_book
+from sizing.cli.shared_options import add_price_arguments, price_book
 from sizing.cli.tables import print_json, show_table
 from sizing.models.serving import Throughput, models
-from sizing.select.ranking import select
-from sizing.select.requirements import PHASES, Requirements, SizeSelection
+from sizing.select.ranking import PHASES, Requirements, SizeSelection, select
 from sizing.select.rightsizing import rightsize
 from sizing.suggestion import suggest
 

@@ -1,4 +1,4 @@
-"""The options that a plan depends on, shared by plan, advise and model, and their request."""
+"""The options that several commands share, and the prices and the request that they describe."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -8,13 +8,64 @@ from pathlib import Path
 from typing import Any
 
 from contract.run_env import DATA_PLACES
+from sizing import catalogue
+from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.prices import age_note
-from sizing.cli.prices import add_price_arguments, price_book
+from sizing.catalogue.refresh import PriceBook, load
 from sizing.models.footprints import FOOTPRINTS_FILE
-from sizing.plan.dataset import read_manifest
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request, read_manifest
+from sizing.plan.size_plan import Plan, make_plan
 from sizing.spot.traces import load_trace
+
+
+def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add --region, --zone and --usd-per-hour."""
+    parser.add_argument("--region", default=PRICE_REGION, help="default: %(default)s")
+    parser.add_argument(
+        "--zone",
+        metavar="ID",
+        help="the Spot price of this zone, such as use1-az1 (default: the region's dearest)",
+    )
+    parser.add_argument(
+        "--usd-per-hour",
+        action="append",
+        default=[],
+        metavar="[SIZE=]N",
+        help="your Spot price of an hour, instead of any known one",
+    )
+
+
+def price_book(arguments: argparse.Namespace) -> PriceBook:
+    """Return the prices that the options select, with AWS's saved answers if there are any."""
+    return PriceBook(
+        region=arguments.region,
+        zone=arguments.zone,
+        given=_given_usd_per_hour(arguments),
+        answers=load(arguments.region),
+    )
+
+
+def _given_usd_per_hour(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the prices of --usd-per-hour by size, or under "" for all; the last one counts."""
+    found: dict[str, float] = {}
+    for text in arguments.usd_per_hour:
+        name, equals, number = text.rpartition("=")
+        if equals:
+            catalogue.find(name)
+        else:
+            found.clear()
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = 0.0
+        if not 0 < found[name] < 1e4:
+            size = getattr(arguments, "size", None) or "g5.xlarge"
+            raise ValueError(
+                f"--usd-per-hour {text!r} cannot be read; write dollars, such as 0.45, or "
+                f"{size}=0.45 for one size"
+            )
+    return found
+
 
 _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ("--micro-batch", int, None, "default: the recipe's"),

@@ -20,13 +20,11 @@ from typing import Any, TypeAlias
 
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
-from sizing.catalogue.prices import age_note
+from sizing.catalogue.prices import SNAPSHOT_FILE, age_note, import_skypilot, snapshot, write
 from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
-from sizing.catalogue.sizes import families
-from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
-from sizing.cli.prices import add_price_arguments, price_book
+from sizing.catalogue.sizes import Family, families
+from sizing.cli.shared_options import add_price_arguments, price_book
 from sizing.cli.tables import print_json, show_table
-from sizing.select.families import family_rows
 from sizing.spot.interruptions import ADVISOR, ADVISOR_SHARES, interruptions
 from sizing.suggestion import suggest
 
@@ -247,3 +245,38 @@ def notes(
             for code, answer in answers.quotas.items()
         ]
     return [*lines, *(f"source: {source}" for source in sorted({each.source for each in chosen}))]
+
+
+# The cheapest size of a family costs less than this an hour.
+_LEVELS = ((0.05, "Low"), (0.5, "Moderate"), (2.0, "High"))
+_HIGHEST = "Very High"
+
+
+def family_rows() -> list[dict[str, Any]]:
+    """Return all families, cheapest first; those without a price come last.
+
+    Dollars are those of the cheapest and the most expensive size, in us-east-1.
+    """
+    found = [_row(family) for family in families().values()]
+    return sorted(
+        found, key=lambda row: (row["usd_per_hour_from"] is None, row["usd_per_hour_from"] or 0.0)
+    )
+
+
+def _row(family: Family) -> dict[str, Any]:
+    of_family = [i for i in catalogue.instances().values() if i.family == family.name]
+    prices = [i.on_demand_usd_per_hour for i in of_family if i.on_demand_usd_per_hour]
+    least = min(prices, default=None)
+    level = "unknown"
+    if least is not None:
+        level = next((word for limit, word in _LEVELS if least < limit), _HIGHEST)
+    cpu = family.kind in ("cpu", "burstable")
+    return {
+        "family": family.name,
+        "compute": "CPU" if cpu else next((i.gpu for i in of_family if i.gpu), "-"),
+        "fit": sorted(family.fit),
+        "cost_level": level,
+        "usd_per_hour_from": least,
+        "usd_per_hour_to": max(prices, default=None),
+        "use": family.what,
+    }

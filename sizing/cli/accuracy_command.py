@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from sizing.cli.tables import markdown_table, print_json, show_table
-from sizing.evidence import fit, memory
-from sizing.evidence.truths import Truth, predictable, truths
+from sizing.evidence import fit
+from sizing.evidence.truths import (
+    Truth,
+    calibrating,
+    counted_bytes,
+    largest_batch,
+    missing_bytes,
+    predictable,
+    truths,
+)
 from sizing.models.constants import Constants
 
 HELP = "predictions against published runs, misses included"
@@ -60,9 +68,7 @@ def memory_rows(*, with_workspace: bool = True) -> list[CheckedTruth]:
     return [
         CheckedTruth(
             truth=truth,
-            ratio=(
-                memory.counted_bytes(truth, truth.batch) + with_workspace * _workspace(truth.lab)
-            )
+            ratio=(counted_bytes(truth, truth.batch) + with_workspace * _workspace(truth.lab))
             / (truth.measured * 1e9),
         )
         for truth in predictable("memory")
@@ -70,8 +76,8 @@ def memory_rows(*, with_workspace: bool = True) -> list[CheckedTruth]:
 
 
 def _workspace(without_lab: str) -> float:
-    others = [other for other in memory.calibrating() if other.lab != without_lab]
-    return median(memory.missing_bytes(other) for other in others)
+    others = [other for other in calibrating() if other.lab != without_lab]
+    return median(missing_bytes(other) for other in others)
 
 
 def all_rows() -> list[CheckedTruth]:
@@ -172,7 +178,7 @@ def _covered(what: str) -> dict[str, Any]:
 def _ladder() -> dict[str, Any]:
     rows, constants = ladder(), Constants()
     exact, low, high = (
-        sum(memory.largest_batch(row, constants, scale=scale) == row.batch for row in rows)
+        sum(largest_batch(row, constants, scale=scale) == row.batch for row in rows)
         for scale in (1.0, *_SCALES)
     )
     return {

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills import command
-from benchmarks.kills.command import is_damaged, measure, table_line
-from benchmarks.kills.rows import ROWS, WAYS, Row
+from benchmarks.kills import kill_table as command
+from benchmarks.kills.kill_table import ROWS, WAYS, Row, is_damaged, measure, table_line
 from training.proof.check.player import ExitKind, Lives
 from training.proof.check.reports import Account
 

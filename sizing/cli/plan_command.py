@@ -16,16 +16,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sizing.cli.request import add_request_arguments, planner, price_ages, request
+from sizing.cli.shared_options import add_request_arguments, planner, price_ages, request
 from sizing.cli.tables import print_json, show_table
 from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings, check_plan
-from sizing.plan.finished_run import FinishedRun, read_run
-from sizing.plan.plan import Plan
+from sizing.plan.finished_run import (
+    Compared,
+    FinishedRun,
+    calibration,
+    compare,
+    read_run,
+    request_of,
+    unplanned,
+)
 from sizing.plan.report import duration, figures, plan_json, summary
-from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
 from sizing.plan.side_by_side import machines, one_or_several
+from sizing.plan.size_plan import Plan
 from sizing.plan.work import StagePlan
 
 HELP = "one run on one size: fit, hours, dollars, notice; or a finished run against its plan"

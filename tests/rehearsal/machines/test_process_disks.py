@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.json_disks import disks_of, write_disks
-from rehearsal.machines.process import SHIMS
+from rehearsal.machines.process import SHIMS, disks_of, write_disks
 from rehearsal.machines.quirks import Quirks, Volume
 
 LSBLK = ("lsblk", "--json", "--paths", "--output", "NAME,TYPE,MODEL,SERIAL,MOUNTPOINTS")

@@ -10,10 +10,9 @@ import pytest
 from sizing.__main__ import main
 from sizing.models.data_path import DATA
 from sizing.plan.checks import check_plan
-from sizing.plan.dataset import DatasetFacts, read_manifest
-from sizing.plan.plan import Plan, make_plan
+from sizing.plan.plan_inputs import DatasetFacts, Request, read_manifest
 from sizing.plan.report import summary
-from sizing.plan.request import Request
+from sizing.plan.size_plan import Plan, make_plan
 
 META = {
     "splits": {"train": 1_281_167, "validation": 50_000},

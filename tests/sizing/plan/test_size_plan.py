@@ -10,9 +10,9 @@ from sizing.catalogue.refresh import PriceBook
 from sizing.models import footprints
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
-from sizing.plan.plan import make_plan
+from sizing.plan.plan_inputs import Request
 from sizing.plan.report import plan_json, plan_line, summary
-from sizing.plan.request import Request
+from sizing.plan.size_plan import make_plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
 from tests.sizing.sample_plan import plan
