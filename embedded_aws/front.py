@@ -14,6 +14,7 @@ import re
 import socket
 import struct
 import threading
+import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -24,10 +25,15 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import botocore.session
+from botocore import xform_name
+from moto.core.parse import QueryParser
+from moto.core.serialize import QuerySerializer, SerializationContext
+from moto.core.utils import get_service_model
 from moto.s3.models import s3_backends
+from werkzeug.datastructures import MultiDict
 from werkzeug.wrappers import Request, Response
 
-from embedded_aws.cloudformation.wire import answer
+from embedded_aws.cloudformation.errors import CloudFormationError
 from embedded_aws.faults import GUARD, JOB_SERVICES, MACHINES, SUBMITTERS, Fault, FaultInjector
 from embedded_aws.iam.access import AccessControl, Denied
 from embedded_aws.iam.evaluation import Caller
@@ -66,7 +72,9 @@ class Front:
             return own(environ, start_response)
         if service == "cloudformation":
             # Without a lock: an operation calls the other services, and some responses wait.
-            return answer(Request(environ), self.cloudformation)(environ, start_response)
+            return answer_cloudformation(Request(environ), self.cloudformation)(
+                environ, start_response
+            )
         with self.alone_in(service):
             response = moto_services(environ)
         if response.status_code == 404 and service == "s3" and self.access is not None:
@@ -143,8 +151,8 @@ def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response
     if one.action.startswith("s3:DeleteObject") and environ["REQUEST_METHOD"] == "POST":
         # A call that deletes several objects succeeds and refuses each one; here it refuses all.
         asked = ElementTree.fromstring(environ["wsgi.input"].getvalue()).iterfind(".//{*}Key")
-        said = f"<Code>AccessDenied</Code><Message>{escape(message)}</Message>"
-        errors = (f"<Error><Key>{escape(key.text or '')}</Key>{said}</Error>" for key in asked)
+        detail = f"<Code>AccessDenied</Code><Message>{escape(message)}</Message>"
+        errors = (f"<Error><Key>{escape(key.text or '')}</Key>{detail}</Error>" for key in asked)
         return Response(f"<DeleteResult>{''.join(errors)}</DeleteResult>", content_type="text/xml")
     return _denied(service, environ, message)
 
@@ -256,8 +264,8 @@ def _mistake_in_s3(
     if environ["REQUEST_METHOD"] == "PUT" and not key and not _BUCKET.fullmatch(bucket):
         return "InvalidBucketName", "The specified bucket is not valid.", 400
     for name, digest in _DIGESTS.items() if environ["REQUEST_METHOD"] == "PUT" else ():
-        said = environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}")
-        if said and said != base64.b64encode(digest(body)).decode():
+        given = environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}")
+        if given and given != base64.b64encode(digest(body)).decode():
             message = f"The {name} you specified did not match the calculated checksum."
             return "BadDigest", message, 400
     return None
@@ -277,3 +285,35 @@ def _patterns(service: str, operation: str) -> Mapping[str, str]:
             plain = pattern if pattern and "\\p{" not in pattern else "(?s:.*)"
             found[name] = f"(?=(?s:.{{0,{longest}}})$)(?:{plain})"
     return found | _MORE.get((service, operation), {})
+
+
+def answer_cloudformation(request: Request, service: object) -> Response:
+    """Call the service's method that the request names; return its result or error as XML."""
+    values = request.values
+    model = get_service_model("cloudformation")
+    action = values.get("Action", "")
+    if action not in model.operation_names:
+        action = "DescribeStacks"
+        result: Any = CloudFormationError(
+            f"Could not find operation {values.get('Action')}", "InvalidAction"
+        )
+    else:
+        result = _run_operation(model.operation_model(action), values, service)
+    context = SerializationContext(request_id=str(uuid.uuid4()))
+    serialized = QuerySerializer(model.operation_model(action), context).serialize(result)
+    return Response(
+        serialized["body"], status=serialized["status_code"], headers=serialized["headers"]
+    )
+
+
+def _run_operation(model: Any, values: MultiDict[str, str], service: object) -> Any:
+    operation = getattr(service, xform_name(model.name), None)
+    if operation is None:
+        return CloudFormationError(
+            f"The embedded AWS has no CloudFormation operation {model.name}", "InvalidAction"
+        )
+    parsed = QueryParser(model).parse({"values": values})  # type: ignore[typeddict-item]
+    try:
+        return operation(parsed) or {}
+    except CloudFormationError as error:
+        return error

@@ -23,7 +23,7 @@ from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
 from embedded_aws import EmbeddedAws
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
-from rehearsal.demo.actions import SYNTAX, Action, check_stages, parse_interruption
+from rehearsal.demo.actions import SYNTAX, check_stages, parse_interruption
 from rehearsal.demo.children import ChildFailed, Children, run_cdk
 from rehearsal.demo.demo import Demo, DemoLog, usual_seconds
 from rehearsal.demo.deployment import (
@@ -127,8 +127,8 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     if arguments.json:
         print(json.dumps(receipt, indent=2))
     else:
-        said = "\n- ".join([verdict(receipt, faults), *faults])
-        show_receipt([("verdict", said), *rows], Console(width=min(Console().width, 120)))
+        sentences = "\n- ".join([verdict(receipt, faults), *faults])
+        show_receipt([("verdict", sentences), *rows], Console(width=min(Console().width, 120)))
     for fault in faults:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
     say(f"receipt: {path / 'receipt.json'}")
@@ -207,10 +207,10 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
 def _embedded(
     arguments: argparse.Namespace,
     say: Callable[[str], None],
-    told: Callable[[str], None] | None = None,
+    output: Callable[[str], None] | None = None,
 ) -> AbstractContextManager[DeployedStacks]:
     is_nspawn = arguments.machine == NSPAWN
-    return embedded_stacks(arguments.out, is_nspawn=is_nspawn, say=say, told=told)
+    return embedded_stacks(arguments.out, is_nspawn=is_nspawn, say=say, output=output)
 
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -369,55 +369,45 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
-    demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
+    add = demo.add_argument
+    add("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
     _add_machine(demo)
-    demo.add_argument(
+    add(
         "--hosts",
         type=int,
         choices=RANKS,
         default=1,
         help="run one SageMaker training job on this many instances instead of the fleet",
     )
-    demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
-    demo.add_argument(
-        "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
-    )
-    demo.add_argument(
+    add("--size", default="g5.xlarge", help="instance type, default: %(default)s")
+    add("--program", type=Path, metavar="FOLDER", help="train this program instead of a workload")
+    add(
         "--workload",
         default="trajectory",
         help="a known name, or your own as package.module:NAME; default: %(default)s",
     )
-    demo.add_argument(
-        "--source", type=Path, metavar="FOLDER", help="folder with your own workload's module"
-    )
-    demo.add_argument("--data", type=Path, metavar="FOLDER", help="data for your own workload")
-    demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
-    demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
-    demo.add_argument(
+    add("--source", type=Path, metavar="FOLDER", help="folder with your own workload's module")
+    add("--data", type=Path, metavar="FOLDER", help="data for your own workload")
+    add("--recipe", default="laptop", help="default: %(default)s")
+    add("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
+    add(
         "--count",
         type=argument_type(parse_positive_count),
         help=f"samples to make; {by_workload('count')}",
     )
-    demo.add_argument("--checkpoint-interval", help=by_workload("checkpoint_interval"))
-    demo.add_argument(
+    add("--checkpoint-interval", help=by_workload("checkpoint_interval"))
+    add(
         "--notice-seconds",
         type=argument_type(parse_positive),
         help="from the notice to SIGKILL (EC2: 120); default: 15, and more on a busy machine",
     )
-    demo.add_argument(
+    add(
         "--interrupt",
-        type=_interruption_argument,
+        type=argument_type(parse_interruption),
         action="append",
         metavar="WHEN",
         help=f"{SYNTAX}; repeat in order; {by_workload('interruptions')}, "
         f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program, in the last stage of your own workload",
     )
-    demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
-    demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
-
-
-def _interruption_argument(text: str) -> Action:
-    try:
-        return parse_interruption(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    add("--no-interruptions", action="store_true", help="do not interrupt the run")
+    add("--json", action="store_true", help="print the receipt as JSON")

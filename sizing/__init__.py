@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sizing.plan.report import plan_json, plan_line
     from sizing.plan.size_plan import Plan, make_plan
     from sizing.service_prices import IMAGE_GIB, initialization_usd
-    from sizing.spot.traces import read_spot_counts
+    from sizing.spot.interruptions import read_spot_counts
 else:
     __getattr__ = door.of(__name__)
 

@@ -26,6 +26,12 @@ _UPDATABLE = {
 }  # fmt: skip
 
 
+def not_updatable(stack: Stack) -> CloudFormationError:
+    return CloudFormationError(
+        f"Stack:{stack.id} is in {stack.status} state and can not be updated."
+    )
+
+
 class Engine:
     """All stacks of one account and region.
 
@@ -129,9 +135,7 @@ class Engine:
         """Start an operation in the background."""
         with self.lock:
             if stack.in_progress:
-                raise CloudFormationError(
-                    f"Stack:{stack.id} is in {stack.status} state and can not be updated."
-                )
+                raise not_updatable(stack)
             stack.start_operation(status, token)
         operation = StackOperation(
             provisioner=self._provisioner(stack),
@@ -159,8 +163,8 @@ class Engine:
         plan: StackPlan,
         *,
         creating: bool,
-        token: str | None = None,
-        problems: Mapping[str, list[str]] | None = None,
+        token: str | None,
+        problems: Mapping[str, list[str]],
     ) -> None:
         """Carry out a plan in the background: a new stack's first one, or an update."""
         if not creating:
@@ -172,9 +176,7 @@ class Engine:
 
     def check_updatable(self, stack: Stack) -> None:
         if stack.status not in _UPDATABLE:
-            raise CloudFormationError(
-                f"Stack:{stack.id} is in {stack.status} state and can not be updated."
-            )
+            raise not_updatable(stack)
 
     def delete(self, stack: Stack, retained: set[str], token: str | None = None) -> None:
         if stack.termination_protection:

@@ -152,7 +152,7 @@ class StackOperation:
         return self.provisioner.stack
 
     def carry_out(
-        self, plan: StackPlan, *, creating: bool, problems: Mapping[str, list[str]] | None = None
+        self, plan: StackPlan, *, creating: bool, problems: Mapping[str, list[str]]
     ) -> None:
         """Create or update every resource, then clean up; roll back on failure.
 
@@ -165,7 +165,7 @@ class StackOperation:
         else:
             self.stack.updated = now()
         try:
-            self._refuse(plan.template, problems or {}, word)
+            self._refuse(plan.template, problems, word)
             expressions = planning.expressions_for(
                 self.provisioner.account, self.stack, plan, self._imported
             )

@@ -23,6 +23,15 @@ FUNCTION_KEY = "lambda:sourcefunctionarn"
 NOBODY = Caller(arn="*", kind="Anonymous")
 
 
+def variables_of(session: AssumedRole) -> dict[str, str]:
+    """Return a session's credentials as the variables that SDKs read."""
+    return {
+        "AWS_ACCESS_KEY_ID": session.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": session.secret_access_key,
+        "AWS_SESSION_TOKEN": session.session_token,
+    }
+
+
 class Sessions:
     """The callers of one account, by access key."""
 

@@ -24,17 +24,26 @@ def good_run(stream: Stream) -> None:
     stream.train(HOUR)
 
 
-def interruption(stream: Stream) -> None:
-    stream.begin(2 * HOUR)
-    stream.notice(commits=True)
-    stream.without_instance(12)
-    stream.begin(2 * HOUR)
+def _loses_its_instance(
+    minutes: int, *, commits: bool | None, first: int = 2 * HOUR, then: int = HOUR
+) -> Scenario:
+    """Return a scenario in which an instance is lost for some minutes; None: without a notice."""
+
+    def scenario(stream: Stream) -> None:
+        stream.begin(first)
+        if commits is not None:
+            stream.notice(commits=commits)
+        stream.without_instance(minutes)
+        if then:
+            stream.begin(then)
+
+    return scenario
 
 
-def no_notice(stream: Stream) -> None:
-    stream.begin(2 * HOUR)
-    stream.without_instance(5)
-    stream.begin(HOUR)
+interruption = _loses_its_instance(12, commits=True, then=2 * HOUR)
+no_notice = _loses_its_instance(5, commits=None)
+unsaved = _loses_its_instance(5, commits=False, first=2 * HOUR + 7)
+no_capacity = _loses_its_instance(HOUR, commits=True, first=HOUR, then=0)
 
 
 def waits_for_its_dataset(stream: Stream) -> None:
@@ -55,26 +64,28 @@ def without_its_fleet(stream: Stream) -> None:
     stream.without_fleet(3 * HOUR)
 
 
-def silent_program(stream: Stream) -> None:
-    stream.is_program = True
-    stream.boot()
-    for _ in range(6):
-        stream.train(20, steps=0)
-        stream.train(1, steps=0, commits=True)
+def _program(minutes: int, *, steps: int, commits: bool = False) -> Scenario:
+    """Return a scenario of a program that reports only once in so many minutes."""
+
+    def scenario(stream: Stream) -> None:
+        stream.is_program = True
+        stream.boot()
+        for _ in range(6):
+            stream.train(minutes, steps=0)
+            stream.train(1, steps=steps, commits=commits)
+
+    return scenario
 
 
-def terse_program(stream: Stream) -> None:
-    stream.is_program = True
-    stream.boot()
-    for _ in range(6):
-        stream.train(40, steps=0)
-        stream.train(1, steps=1)
+def _slowed(share: float, *, steps: int, **readings: float) -> Scenario:
+    """Return a fault in which the GPU is busy for only a share of its usual time."""
 
+    def scenario(stream: Stream) -> None:
+        stream.boot()
+        with stream.changed(utilization=share * stream.readings.utilization, **readings):
+            stream.train(2 * HOUR, steps=steps)
 
-def starved(stream: Stream) -> None:
-    stream.boot()
-    with stream.changed(utilization=0.1 * stream.readings.utilization):
-        stream.train(2 * HOUR, steps=1)
+    return scenario
 
 
 def _one_hour_in(*, steps: int = 10, **readings: float) -> Scenario:
@@ -88,41 +99,16 @@ def _one_hour_in(*, steps: int = 10, **readings: float) -> Scenario:
     return scenario
 
 
-def uncommitted(stream: Stream) -> None:
-    stream.begin(HOUR)
-    stream.commit_every = 0
-    stream.train(3 * HOUR)
+def _after_an_hour(hours: int = 1, **changes: int) -> Scenario:
+    """Return a fault that changes the stream itself after an hour of training."""
 
+    def scenario(stream: Stream) -> None:
+        stream.begin(HOUR)
+        for name, value in changes.items():
+            setattr(stream, name, value)
+        stream.train(hours * HOUR)
 
-def unsaved(stream: Stream) -> None:
-    stream.begin(2 * HOUR + 7)
-    stream.notice(commits=False)
-    stream.without_instance(5)
-    stream.begin(HOUR)
-
-
-def throttled(stream: Stream) -> None:
-    stream.boot()
-    with stream.changed(exceeded_percent=80, utilization=0.65 * stream.readings.utilization):
-        stream.train(2 * HOUR, steps=5)
-
-
-def no_capacity(stream: Stream) -> None:
-    stream.begin(HOUR)
-    stream.notice(commits=True)
-    stream.without_instance(HOUR)
-
-
-def guard_fails(stream: Stream) -> None:
-    stream.begin(HOUR)
-    stream.guard_fails = True
-    stream.train(HOUR)
-
-
-def no_clock(stream: Stream) -> None:
-    stream.begin(HOUR)
-    stream.clock_runs = False
-    stream.train(HOUR)
+    return scenario
 
 
 # By what happens in it.
@@ -133,27 +119,33 @@ HEALTHY: Mapping[str, Scenario] = {
     "waits 30 minutes for a dataset, then syncs it for 30": waits_for_its_dataset,
     "finishes; the fleet stays at zero": after_the_end,
     "finishes; its fleet is deleted": without_its_fleet,
-    "a program that reports no steps but saves": silent_program,
-    "a program that reports its loss every 40 minutes and saves then": terse_program,
+    "a program that reports no steps but saves": _program(20, steps=0, commits=True),
+    "a program that reports its loss every 40 minutes and saves then": _program(40, steps=1),
 }
 # By the alarm's construct id, which follows "Alarms" in its logical id: what happens, and how.
 FAULTS: Mapping[str, tuple[str, Scenario]] = {
-    "GpuUtilizationLow": ("data arrives at a tenth of the pace", starved),
+    "GpuUtilizationLow": ("data arrives at a tenth of the pace", _slowed(0.1, steps=1)),
     "GpuMemoryNearlyFull": ("GPU memory fills up", _one_hour_in(memory_percent=97)),
     "GpuHot": ("the card's cooling fails", _one_hour_in(celsius=90)),
     "StepsStandStill": (
         "a collective hangs, the GPU spins",
         _one_hour_in(steps=0, utilization=100),
     ),
-    "CommitTooOld": ("training continues, but no commit succeeds", uncommitted),
+    "CommitTooOld": (
+        "training continues, but no commit succeeds",
+        _after_an_hour(3, commit_every=0),
+    ),
     "NoticeWithoutCommit": ("a notice comes, and there is no time to save", unsaved),
     "DiskNearlyFull": ("the data volume fills up", _one_hour_in(disk_percent=93)),
-    "EbsThroughputExceeded": ("training reads more than EBS sustains", throttled),
+    "EbsThroughputExceeded": (
+        "training reads more than EBS sustains",
+        _slowed(0.65, steps=5, exceeded_percent=80),
+    ),
     "FleetBelowTarget": ("an hour without Spot capacity", no_capacity),
-    "GuardErrors": ("the Guard raises an error at every call", guard_fails),
+    "GuardErrors": ("the Guard raises an error at every call", _after_an_hour(guard_fails=True)),
     "GuardSilent": (
         "the Guard's clock is disabled; only other instances' events wake it",
-        no_clock,
+        _after_an_hour(clock_runs=False),
     ),
 }
 

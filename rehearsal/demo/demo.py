@@ -1,6 +1,6 @@
-"""A demo's output: its phases, and the news among the lines of programs and machines.
+"""The demo, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`).
 
-All of these lines go to demo.log.
+All lines of its programs and machines go to demo.log; the news among them are printed.
 """
 
 import argparse
@@ -148,7 +148,7 @@ class Demo:
         try:
             fleet.follow(
                 is_over,
-                tell=self.log.hear,
+                relay=self.log.hear,
                 tick_seconds=_GUARD_TICK_SECONDS,
                 timeout_seconds=_PATIENCE_SECONDS * self.log.pace,
                 logs=self._machines,

@@ -172,7 +172,7 @@ def summary() -> list[dict[str, Any]]:
 def _covered(what: str) -> dict[str, Any]:
     inside, rows = fit.covered(what)
     promise = f"p10 to p90 holds the run, without its {what}"
-    return {"promise": promise, "rows": rows, "hold": inside, "figure": f"{inside / rows:.0%}"}
+    return _promise(promise, rows, inside, f"{inside / rows:.0%}")
 
 
 def _ladder() -> dict[str, Any]:
@@ -181,12 +181,8 @@ def _ladder() -> dict[str, Any]:
         sum(largest_batch(row, constants, scale=scale) == row.batch for row in rows)
         for scale in (1.0, *_SCALES)
     )
-    return {
-        "promise": "the very batch that fitted 24 GB",
-        "rows": len(rows),
-        "hold": exact,
-        "figure": f"with memory x {_SCALES[0]}: {low}, x {_SCALES[1]}: {high}",
-    }
+    figure = f"with memory x {_SCALES[0]}: {low}, x {_SCALES[1]}: {high}"
+    return _promise("the very batch that fitted 24 GB", len(rows), exact, figure)
 
 
 def _rankings(rows: Sequence[CheckedTruth]) -> dict[str, list[CheckedTruth]]:
@@ -196,20 +192,16 @@ def _rankings(rows: Sequence[CheckedTruth]) -> dict[str, list[CheckedTruth]]:
 
 
 def _ranking(name: str, ranked: Sequence[CheckedTruth]) -> dict[str, Any]:
-    found = ranking(ranked)
-    return {
-        "promise": f"ranking over {RANKING_LIMIT}, {name}",
-        "rows": len(ranked),
-        "hold": len(ranked) if found > RANKING_LIMIT else 0,
-        "figure": f"Spearman {found:.3f}",
-    }
+    found, num = ranking(ranked), len(ranked)
+    hold = num if found > RANKING_LIMIT else 0
+    return _promise(f"ranking over {RANKING_LIMIT}, {name}", num, hold, f"Spearman {found:.3f}")
 
 
 def _line(promise: str, rows: Sequence[CheckedTruth]) -> dict[str, Any]:
     errors = [abs(row.ratio - 1) for row in rows if row.ratio is not None]
-    return {
-        "promise": promise,
-        "rows": len(rows),
-        "hold": sum(row.is_hit is True for row in rows),
-        "figure": f"median error {median(errors):.0%}, worst {max(errors):.0%}",
-    }
+    figure = f"median error {median(errors):.0%}, worst {max(errors):.0%}"
+    return _promise(promise, len(rows), sum(row.is_hit is True for row in rows), figure)
+
+
+def _promise(promise: str, rows: int, hold: int, figure: str) -> dict[str, Any]:
+    return {"promise": promise, "rows": rows, "hold": hold, "figure": figure}

@@ -25,7 +25,16 @@ from sizing import catalogue
 from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.prices import snapshot
 from sizing.catalogue.sizes import families
-from sizing.cli.shared_options import add_request_arguments, planner, price_ages, request
+from sizing.cli.shared_options import (
+    FLAG,
+    NUMBER,
+    Options,
+    add_options,
+    add_request_arguments,
+    planner,
+    price_ages,
+    request,
+)
 from sizing.cli.tables import print_json, show_table, table_cell
 from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
@@ -48,57 +57,44 @@ _SEARCHED = 6
 WEEKS_A_YEAR = 52
 
 
+_OPTIONS: Options = {
+    "--recipe": ({"default": "full"}, "default: %(default)s"),
+    "--size": ({"default": DEFAULT_SIZE}, "the size in use (default: %(default)s)"),
+    "--sizes": ({}, "candidates or families, comma-separated (default: all)"),
+    "--explain": (FLAG, "also show memory, epoch, notice and warnings of each"),
+    "--given": (
+        {"action": "append", "default": [], "metavar": "SIGNAL=VALUE"},
+        "a signal that you know, such as parallel_jobs=4",
+    ),
+    "--run": ({"dest": "folder", "type": Path}, "a finished run's folder or receipt"),
+    "--hours-per-week": (NUMBER, "show dollars a week, month and year"),
+    "--growth": (
+        {"type": float, "metavar": "PERCENT"},
+        "sizes for this monthly growth of samples",
+    ),
+    "--markdown": (FLAG, "a page with date, verdict and chart"),
+}
+_WISHES: Options = {
+    "--max-usd": (NUMBER, "most dollars for the instances"),
+    "--max-usd-per-hour": (NUMBER, "most dollars an hour in its market"),
+    "--market": (
+        {"choices": MARKETS, "metavar": "NAME"},
+        "spot, on-demand or fallback, which has a deadline (default: any)",
+    ),
+    "--objective": (
+        {"choices": ("usd", "hours"), "default": "usd", "metavar": "NAME"},
+        "what to minimize: usd or hours (default: %(default)s)",
+    ),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("workload", help="as in `python -m sizing plan`")
-    parser.add_argument("--recipe", default="full", help="default: %(default)s")
-    parser.add_argument(
-        "--size", default=DEFAULT_SIZE, help="the size in use (default: %(default)s)"
-    )
-    parser.add_argument("--sizes", help="candidates or families, comma-separated (default: all)")
-    parser.add_argument(
-        "--explain",
-        action="store_true",
-        help="also show memory, epoch, notice and warnings of each",
-    )
-    parser.add_argument(
-        "--given",
-        action="append",
-        default=[],
-        metavar="SIGNAL=VALUE",
-        help="a signal that you know, such as parallel_jobs=4",
-    )
-    parser.add_argument(
-        "--run", dest="folder", type=Path, help="a finished run's folder or receipt"
-    )
-    parser.add_argument(
-        "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
-    )
-    parser.add_argument(
-        "--growth", type=float, metavar="PERCENT", help="sizes for this monthly growth of samples"
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="a page with date, verdict and chart"
-    )
+    add_options(parser, _OPTIONS)
     add_request_arguments(parser)
     parser.set_defaults(gpus=None)  # searched
-    parser.add_argument("--max-usd", type=float, metavar="N", help="most dollars for the instances")
-    parser.add_argument(
-        "--max-usd-per-hour", type=float, metavar="N", help="most dollars an hour in its market"
-    )
-    parser.add_argument(
-        "--market",
-        choices=MARKETS,
-        metavar="NAME",
-        help="spot, on-demand or fallback, which has a deadline (default: any)",
-    )
-    parser.add_argument(
-        "--objective",
-        choices=("usd", "hours"),
-        default="usd",
-        metavar="NAME",
-        help="what to minimize: usd or hours (default: %(default)s)",
-    )
+    add_options(parser, _WISHES)
 
 
 def run(arguments: argparse.Namespace) -> int:

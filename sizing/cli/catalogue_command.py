@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from sizing import catalogue
@@ -23,7 +22,14 @@ from sizing.catalogue import InstanceType, Price
 from sizing.catalogue.prices import SNAPSHOT_FILE, age_note, import_skypilot, snapshot, write
 from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
 from sizing.catalogue.sizes import Family, families
-from sizing.cli.shared_options import add_price_arguments, price_book
+from sizing.cli.shared_options import (
+    FILE,
+    FLAG,
+    Options,
+    add_options,
+    add_price_arguments,
+    price_book,
+)
 from sizing.cli.tables import print_json, show_table
 from sizing.spot.interruptions import ADVISOR, ADVISOR_SHARES, interruptions
 from sizing.suggestion import suggest
@@ -34,28 +40,28 @@ Costs: TypeAlias = tuple[Price | None, Price | None]
 FITS = ("train", "serve", "prepare", "experiment", "graphics")
 
 
+_OPTIONS: Options = {
+    "--families": (FLAG, "list families with their use and cost instead"),
+    "--family": ({}, "only this family, such as g5"),
+    "--gpu": ({}, "only sizes whose accelerator name contains this"),
+    "--fit": ({"choices": FITS, "metavar": "PURPOSE"}, f"only families for {', '.join(FITS)}"),
+    "--refresh": (FLAG, "ask AWS for prices, scores and quotas"),
+}
+_SNAPSHOT: Options = {
+    "--import-snapshot": (
+        FILE,
+        "take all prices from SkyPilot's catalogs/v8/aws/vms.csv; to be committed",
+    ),
+    "--date": ({"metavar": "DAY"}, "the day of --import-snapshot's prices"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that match")
-    parser.add_argument(
-        "--families", action="store_true", help="list families with their use and cost instead"
-    )
-    parser.add_argument("--family", help="only this family, such as g5")
-    parser.add_argument("--gpu", help="only sizes whose accelerator name contains this")
-    parser.add_argument(
-        "--fit", choices=FITS, metavar="PURPOSE", help=f"only families for {', '.join(FITS)}"
-    )
-    parser.add_argument(
-        "--refresh", action="store_true", help="ask AWS for prices, scores and quotas"
-    )
+    add_options(parser, _OPTIONS)
     add_price_arguments(parser)
-    parser.add_argument(
-        "--import-snapshot",
-        type=Path,
-        metavar="FILE",
-        help="take all prices from SkyPilot's catalogs/v8/aws/vms.csv; to be committed",
-    )
-    parser.add_argument("--date", metavar="DAY", help="the day of --import-snapshot's prices")
+    add_options(parser, _SNAPSHOT)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,15 @@ from tempfile import TemporaryDirectory
 
 from sizing.cli.advise_command import DEFAULT_SIZE, candidate_row, show_candidates, sizes
 from sizing.cli.plan_command import show_plan
-from sizing.cli.shared_options import add_request_arguments, planner, request
+from sizing.cli.shared_options import (
+    COUNT,
+    FLAG,
+    Options,
+    add_options,
+    add_request_arguments,
+    planner,
+    request,
+)
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.advice import best, rank
@@ -28,21 +36,21 @@ from sizing.plan.checks import check_plan
 from sizing.plan.report import plan_json
 
 HELP = "any model, or a transformer's config.json: counted, then priced"
-# How it is trained: options of `python -m training count`. A flag has no type.
-_TRAINED: tuple[tuple[str, type | None, str], ...] = (
-    ("--precision", str, "float32, bfloat16 or float16 (default: bfloat16)"),
-    ("--pure", None, "parameters, gradients and state in bfloat16, too"),
-    ("--optimizer", str, "adamw, sgd or adamw-8bit (default: adamw)"),
-    ("--lora", int, "train adapters of this rank; half precision freezes the rest in it"),
-    ("--four-bit", None, "with --lora: the frozen matrices in four bits (QLoRA)"),
-    ("--tokens", int, "sample length for transformers (default: 512 or all positions)"),
-    ("--attention", str, "for transformers: eager, or sdpa (default: fused)"),
-    (
-        "--recompute",
-        None,
+NAME = {"metavar": "NAME"}
+# How it is trained: options of `python -m training count`.
+_TRAINED: Options = {
+    "--precision": (NAME, "float32, bfloat16 or float16 (default: bfloat16)"),
+    "--pure": (FLAG, "parameters, gradients and state in bfloat16, too"),
+    "--optimizer": (NAME, "adamw, sgd or adamw-8bit (default: adamw)"),
+    "--lora": (COUNT, "train adapters of this rank; half precision freezes the rest in it"),
+    "--four-bit": (FLAG, "with --lora: the frozen matrices in four bits (QLoRA)"),
+    "--tokens": (COUNT, "sample length for transformers (default: 512 or all positions)"),
+    "--attention": (NAME, "for transformers: eager, or sdpa (default: fused)"),
+    "--recompute": (
+        FLAG,
         "for transformers: activation checkpointing, recomputing each block in backward",
     ),
-)
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", help="instance type, such as g5.2xlarge (default: rank all)")
     parser.add_argument("--sizes", help="rank these, separated by commas, or a family")
     parser.add_argument("--steps", type=int, help="replaces --samples and --epochs")
-    for name, kind, text in _TRAINED:
-        if kind is None:
-            parser.add_argument(name, action="store_true", help=text)
-        else:
-            metavar = "N" if kind is int else "NAME"
-            parser.add_argument(name, type=kind, metavar=metavar, help=text)
+    add_options(parser, _TRAINED)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="save the counts to FILE")
     add_request_arguments(parser)
     parser.add_argument(
@@ -116,18 +119,18 @@ def count(arguments: argparse.Namespace) -> None:
         "--out": arguments.footprints,
     }
     options = [text for name, value in asked.items() for text in (name, str(value))]
-    for name, kind, _ in _TRAINED:
+    for name in _TRAINED:
         value = getattr(arguments, name.removeprefix("--").replace("-", "_"))
         if value not in (None, False):
-            options += [name] if kind is None else [name, str(value)]
+            options += [name] if value is True else [name, str(value)]
     if not arguments.json:
         print(f"counting {target} on fake tensors ...", file=sys.stderr)
     # Another process, because only the trainer knows torch.
     command = [sys.executable, "-m", "training", "count", target, *options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ValueError(f"{target} was not counted: {said[-1].removeprefix('error: ')}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ValueError(f"{target} was not counted: {lines[-1].removeprefix('error: ')}")
 
 
 def _print(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@
 
 Example: BERT for sentiment analysis, 1,000 requests per minute within 200 ms:
 
-  python -m sizing select --phase serve-online --model bert-base \
+  python -m sizing select --phase serve-online --model bert-base \\
       --requests-per-minute 1000 --latency-ms 200
 
 If you measured a throughput, --throughput c5.xlarge=55 replaces the published one.
@@ -28,7 +28,7 @@ from typing import Any
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import age_note
-from sizing.cli.shared_options import add_price_arguments, price_book
+from sizing.cli.shared_options import COUNT, FLAG, NUMBER, add_price_arguments, price_book
 from sizing.cli.tables import print_json, show_table
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import PHASES, Requirements, SizeSelection, select
@@ -43,32 +43,37 @@ _MOVES = 8
 _INSTEAD = "instead-of"
 _SERVE, _FIT = ("serve-online", "serve-batch"), ("train", "tune")
 _WORK = ("experiment", "prepare")
-# The type, help and phases of each option.
-_OPTIONS: Mapping[str, tuple[type, str, tuple[str, ...]]] = {
-    "model": (str, f"published throughputs exist for {', '.join(models())}", _SERVE),
-    "throughput": (list, "measured", _SERVE),
-    "latency": (list, "latency of one inference", ("serve-online",)),
-    "requests_per_minute": (float, "serve-online: the demand", ("serve-online",)),
-    "latency_ms": (float, "serve-online: latency goal for 95 %% of requests", ("serve-online",)),
-    "min_instances": (int, "serve-online: at least this many (default: 1)", ("serve-online",)),
-    "gpu_percent": (float, "instead-of: GPU utilization", (_INSTEAD,)),
+
+
+def _pairs(unit: str) -> dict[str, Any]:
+    return {"action": "append", "default": [], "metavar": f"SIZE={unit}"}
+
+
+# How argparse reads each option, its help, and its phases.
+_OPTIONS: Mapping[str, tuple[Mapping[str, Any], str, tuple[str, ...]]] = {
+    "model": ({}, f"published throughputs exist for {', '.join(models())}", _SERVE),
+    "throughput": (_pairs("PER_SECOND"), "measured", _SERVE),
+    "latency": (_pairs("MS"), "latency of one inference", ("serve-online",)),
+    "requests_per_minute": (NUMBER, "serve-online: the demand", ("serve-online",)),
+    "latency_ms": (NUMBER, "serve-online: latency goal for 95 %% of requests", ("serve-online",)),
+    "min_instances": (COUNT, "serve-online: at least this many (default: 1)", ("serve-online",)),
+    "gpu_percent": (NUMBER, "instead-of: GPU utilization", (_INSTEAD,)),
     "gpu_memory_mib": (
-        *(int, "train, tune: the need that plan shows; instead-of: in use"),
+        *(COUNT, "train, tune: the need that plan shows; instead-of: in use"),
         (*_FIT, _INSTEAD),
     ),
     "memory_gib": (
-        *(float, "least host memory; instead-of: in use, without a GPU"),
+        *(NUMBER, "least host memory; instead-of: in use, without a GPU"),
         (*_FIT, *_WORK, _INSTEAD),
     ),
-    "vcpus": (int, "at least this many", (*_FIT, *_WORK)),
+    "vcpus": (COUNT, "at least this many", (*_FIT, *_WORK)),
     "cpu_percent": (
-        *(float, "mean load of all vCPUs (experiment: default 20)"),
+        *(NUMBER, "mean load of all vCPUs (experiment: default 20)"),
         ("experiment", _INSTEAD),
     ),
-    "hours_per_day": (float, "experiment, prepare: hours it is on (default: 8)", _WORK),
-    "needs_cuda": (bool, "the model has CUDA kernels of its own", (*_SERVE, *_FIT)),
+    "hours_per_day": (NUMBER, "experiment, prepare: hours it is on (default: 8)", _WORK),
+    "needs_cuda": (FLAG, "the model has CUDA kernels of its own", (*_SERVE, *_FIT)),
 }
-_METAVARS = {int: "N", float: "N"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,14 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     question.add_argument("--phase", choices=PHASES, metavar="PHASE", help=", ".join(PHASES))
     question.add_argument("--instead-of", metavar="SIZE", help="the size that is serving now")
     for name, (kind, text, _) in _OPTIONS.items():
-        option = "--" + name.replace("_", "-")
-        if kind is bool:
-            parser.add_argument(option, action="store_true", help=text)
-        elif kind is list:
-            metavar = "SIZE=PER_SECOND" if name == "throughput" else "SIZE=MS"
-            parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
-        else:
-            parser.add_argument(option, type=kind, metavar=_METAVARS.get(kind), help=text)
+        parser.add_argument("--" + name.replace("_", "-"), help=text, **kind)
     add_price_arguments(parser)
 
 

@@ -1,7 +1,7 @@
 """The options that several commands share, and the prices and the request that they describe."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -15,24 +15,38 @@ from sizing.catalogue.refresh import PriceBook, load
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.plan_inputs import Request, read_manifest
 from sizing.plan.size_plan import Plan, make_plan
-from sizing.spot.traces import load_trace
+from sizing.spot.interruptions import load_trace
+
+# How argparse reads an option.
+FLAG: Mapping[str, Any] = {"action": "store_true"}
+COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
+ONE: Mapping[str, Any] = {**COUNT, "default": 1}
+NUMBER: Mapping[str, Any] = {"type": float, "metavar": "N"}
+FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
+# By name: how argparse reads it, and its help.
+Options = Mapping[str, tuple[Mapping[str, Any], str]]
+_PRICES: Options = {
+    "--region": ({"default": PRICE_REGION}, "default: %(default)s"),
+    "--zone": (
+        {"metavar": "ID"},
+        "the Spot price of this zone, such as use1-az1 (default: the region's dearest)",
+    ),
+    "--usd-per-hour": (
+        {"action": "append", "default": [], "metavar": "[SIZE=]N"},
+        "your Spot price of an hour, instead of any known one",
+    ),
+}
 
 
-def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
+    """Add options in their order."""
+    for name, (kind, text) in options.items():
+        parser.add_argument(name, help=text, **kind)
+
+
+def add_price_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --region, --zone and --usd-per-hour."""
-    parser.add_argument("--region", default=PRICE_REGION, help="default: %(default)s")
-    parser.add_argument(
-        "--zone",
-        metavar="ID",
-        help="the Spot price of this zone, such as use1-az1 (default: the region's dearest)",
-    )
-    parser.add_argument(
-        "--usd-per-hour",
-        action="append",
-        default=[],
-        metavar="[SIZE=]N",
-        help="your Spot price of an hour, instead of any known one",
-    )
+    add_options(parser, _PRICES)
 
 
 def price_book(arguments: argparse.Namespace) -> PriceBook:
@@ -67,70 +81,50 @@ def _given_usd_per_hour(arguments: argparse.Namespace) -> dict[str, float]:
     return found
 
 
-_OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
-    ("--micro-batch", int, None, "default: the recipe's"),
-    ("--batch", int, None, "samples per step (default: the recipe's)"),
-    ("--samples", int, None, "samples in the dataset (default: the recipe's)"),
-    ("--epochs", float, None, "epochs of every stage (default: the recipe's)"),
-    ("--gpus", int, 1, "GPUs of one run, which share its batch (default: 1; advise: any)"),
-    ("--hosts", int, 1, "machines that train one run together, each with --gpus GPUs"),
-    ("--runs", int, 1, "equal runs side by side, spread over the size's GPUs (default: 1)"),
-    (
-        *("--footprints", Path, FOOTPRINTS_FILE),
+_OPTIONS: Options = {
+    "--micro-batch": (COUNT, "default: the recipe's"),
+    "--batch": (COUNT, "samples per step (default: the recipe's)"),
+    "--samples": (COUNT, "samples in the dataset (default: the recipe's)"),
+    "--epochs": (NUMBER, "epochs of every stage (default: the recipe's)"),
+    "--gpus": (ONE, "GPUs of one run, which share its batch (default: 1; advise: any)"),
+    "--hosts": (ONE, "machines that train one run together, each with --gpus GPUs"),
+    "--runs": (ONE, "equal runs side by side, spread over the size's GPUs (default: 1)"),
+    "--footprints": (
+        {**FILE, "default": FOOTPRINTS_FILE},
         "as `sizing model --keep FILE` wrote it (default: the workloads')",
     ),
-    (
-        *("--unshared-gib", float, 0.0),
+    "--unshared-gib": (
+        {**NUMBER, "default": 0.0},
         "data that each run holds in memory; 0: memory-mapped and shared (default)",
     ),
-    ("--volume-gib", int, None, "default: 200, or the instance store's"),
-    ("--dataset-gib", float, None, "default: the workload's data"),
-    (
-        *("--manifest", Path, None),
+    "--volume-gib": (COUNT, "default: 200, or the instance store's"),
+    "--dataset-gib": (NUMBER, "default: the workload's data"),
+    "--manifest": (
+        FILE,
         "a dataset's manifest.json: its size, its samples and, of images, their means",
     ),
-    ("--interval", str, "auto", "auto, 2epochs, 100steps or 600s (default: auto)"),
-    ("--rate", float, None, "interruptions per machine hour"),
-    (
-        *("--trace", Path, None),
-        "a trace as in skypilot-org/spot-traces, replayed instead of --rate",
+    "--interval": (
+        {"dest": "checkpoint_interval", "default": "auto", "metavar": "INTERVAL"},
+        "auto, 2epochs, 100steps or 600s (default: auto)",
     ),
-    (
-        *("--deadline-hours", float, None),
+    "--rate": ({**NUMBER, "dest": "rate_per_hour"}, "interruptions per machine hour"),
+    "--trace": (FILE, "a trace as in skypilot-org/spot-traces, replayed instead of --rate"),
+    "--deadline-hours": (
+        NUMBER,
         "end within N hours, on demand where Spot is too slow (default: Spot only)",
     ),
-    ("--notice", float, None, "seconds of notice (default: 120)"),
-)
-# The fields of a request whose names differ from their options'.
-_FIELDS = {
-    "--interval": "checkpoint_interval",
-    "--rate": "rate_per_hour",
-    "--notice": "notice_seconds",
+    "--notice": ({**NUMBER, "dest": "notice_seconds"}, "seconds of notice (default: 120)"),
+    "--sharded": (FLAG, "the GPUs of a run share its model and optimizer"),
+    "--data-on": (
+        {"metavar": "DISK", "choices": DATA_PLACES, "default": "ebs"},
+        "ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
+    ),
 }
-_METAVARS = {int: "N", float: "N", str: "INTERVAL", Path: "FILE"}
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a plan depends on besides workload and size."""
-    for name, kind, default, text in _OPTIONS:
-        parser.add_argument(
-            name,
-            dest=_FIELDS.get(name),
-            type=kind,
-            default=default,
-            metavar=_METAVARS[kind],
-            help=text,
-        )
-    parser.add_argument(
-        "--sharded", action="store_true", help="the GPUs of a run share its model and optimizer"
-    )
-    parser.add_argument(
-        "--data-on",
-        metavar="DISK",
-        choices=DATA_PLACES,
-        default="ebs",
-        help="ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
-    )
+    add_options(parser, _OPTIONS)
     add_price_arguments(parser)
 
 

@@ -24,7 +24,7 @@ from sizing.plan.size_plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
-    """The outcome of a run, as far as its files tell; None where they do not."""
+    """The outcome of a run by its files; None for what they do not contain."""
 
     run_id: str
     workload: str
@@ -278,7 +278,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
         "dollars (Spot)": (usd, at_spot_price if run.usd is None else run.usd),
         "GPU memory allocated": (memory, peak),
         "interruptions": (spot.interruptions if spot else None, float(run.interruptions)),
-        "checkpoint": (float(plan.checkpoint_bytes), float(run.checkpoint_bytes) or None),
+        "checkpoint": (float(plan.inputs.checkpoint_bytes), float(run.checkpoint_bytes) or None),
         "a save": (plan.notice.save, run.save_seconds),
     }
     rows = [

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from sizing.plan.size_plan import Plan
+from sizing.spot.interruptions import SpotLife
 from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS, Array, unseen_zone
 from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome
 from sizing.spot.simulation import work_steps
-from sizing.spot.traces import SpotLife
 
 Market = Literal["spot", "fallback", "on-demand"]
 MARKETS: tuple[Market, ...] = ("spot", "fallback", "on-demand")

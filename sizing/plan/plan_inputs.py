@@ -31,8 +31,7 @@ from sizing.models.data_path import (
     volume_rate,
 )
 from sizing.models.footprints import Footprint
-from sizing.spot.interruptions import Interruptions, interruptions, interruptions_of
-from sizing.spot.traces import Trace
+from sizing.spot.interruptions import Interruptions, Trace, interruptions, interruptions_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,11 +41,6 @@ class Plan:
         return self.inputs.request
 
     @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of the largest checkpoint."""
-        return self.inputs.checkpoint_bytes
-
-    @property
     def gpu_memory_need(self) -> float:
         """MiB that the runs of one GPU need together."""
         return self.work.memory.need * self.request.runs_per_gpu(self.inputs.instance)

@@ -103,12 +103,12 @@ def _jobs(plan: Plan, jobs: float) -> str:
     runs = max(1, int(jobs))
     host = host_memory(plan.inputs.instance, plan.inputs.constants, runs=runs)
     sentence = f"{'no' if host.fits else 'yes'}: with memory-mapped data {host.sentence()}"
-    told = [
+    workable = [
         f"{way.what} on {way.size} {way.hours:.2g} h and ${way.usd:.2f}"
         for way in ways(plan, runs)
         if way.problem is None
     ]
-    return f"{sentence}; {', '.join(told)}" if told else sentence
+    return f"{sentence}; {', '.join(workable)}" if workable else sentence
 
 
 def _gpu_memory(plan: Plan, percent: float) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from contract.errors import Exit
 from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk
-from rehearsal.machines.units import parse_environment_file
+from rehearsal.machines.services import parse_environment_file
 from tests.userdata.rig import REPOSITORY, USERDATA
 
 INSTANCE = "i-0123456789abcdef0"

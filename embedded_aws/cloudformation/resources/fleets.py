@@ -6,10 +6,9 @@ from typing import Any
 from embedded_aws.cloudformation.errors import ResourceFailed
 from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
 from embedded_aws.cloudformation.resources.calls import call, deletes, finds, look_up
+from embedded_aws.spot_fleet import MODIFIABLE
 
 USER_DATA_LIMIT = 16 * 1024
-_MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
-               "ExcessCapacityTerminationPolicy")  # fmt: skip
 
 
 def _create_template(request: HandlerRequest) -> Provisioned:
@@ -80,7 +79,7 @@ def _check_role(request: HandlerRequest, arn: str) -> None:
 def _update_fleet(request: HandlerRequest) -> Provisioned:
     config = request.properties["SpotFleetRequestConfigData"]
     _check_versions(config)
-    changes = {name: config[name] for name in _MODIFIABLE if name in config}
+    changes = {name: config[name] for name in MODIFIABLE if name in config}
     request.client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=request.physical_id, **changes
     )

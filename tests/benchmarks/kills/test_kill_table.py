@@ -14,8 +14,8 @@ from training.proof.check.reports import Account
 
 
 def given(out: Path, **more: object) -> Namespace:
-    told = {"rows": [], "ways": [*WAYS], "kills": 1, "seed": 0, "hours": 3.0, "out": out}
-    return Namespace(**{**told, "page": False, **more})
+    options = {"rows": [], "ways": [*WAYS], "kills": 1, "seed": 0, "hours": 3.0, "out": out}
+    return Namespace(**{**options, "page": False, **more})
 
 
 def test_each_exit_is_played_until_it_has_its_kills(

@@ -217,11 +217,11 @@ def test_a_checkpoint_over_the_notice_is_a_warning_while_periodic_saves_help(
 def test_a_checkpoint_over_the_host_memory_keeps_the_gpu_waiting(tmp_path: Path) -> None:
     large = {"checkpoint_bytes": 17_640_000_000}
     small = plan(tmp_path, footprint=large, size="g5.xlarge")
-    assert not small.host.can_hold(small.checkpoint_bytes)
+    assert not small.host.can_hold(small.inputs.checkpoint_bytes)
     found = check_plan(small).warnings
     assert any("keeps the GPU waiting" in text for text in found)
     large_enough = plan(tmp_path, footprint=large, size="g5.2xlarge")
-    assert large_enough.host.can_hold(large_enough.checkpoint_bytes)
+    assert large_enough.host.can_hold(large_enough.inputs.checkpoint_bytes)
 
 
 def test_several_gpus_share_the_global_batch(tmp_path: Path) -> None:

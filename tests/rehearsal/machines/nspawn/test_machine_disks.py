@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.nspawn.disks import LOOP_CTL_GET_FREE, LoopDevice
+from rehearsal.machines.nspawn.machine import LOOP_CTL_GET_FREE, LoopDevice
 
 
 def test_only_a_device_that_somebody_else_took_is_tried_again(

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from rehearsal.machines.units import UnitError, parse_seconds, parse_unit, stop_order
+from rehearsal.machines.services import UnitError, parse_seconds, parse_unit, stop_order
 
 PLAIN = "[Service]\nExecStart=/bin/true\n"
 

@@ -1,4 +1,4 @@
-"""What the trainers' scripts share: their reports to the kill table, and the data they train on."""
+"""The trainers' common part: reports to the kill table, and the data on which they train."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ EPOCHS = STEPS * BATCH // SAMPLES
 STEP_SECONDS = 0.1
 
 
-def tell(**what):
+def report(**what):
     # A progress bar may not have ended its line.
     print("\n" + json.dumps({"at": time.time(), **what}), flush=True)
 
 
 def step(number, ids=()):
     time.sleep(STEP_SECONDS)
-    tell(step=number, ids=[int(one) for one in ids])
+    report(step=number, ids=[int(one) for one in ids])
 
 
 def final(tensors):
@@ -29,7 +29,7 @@ def final(tensors):
     for name, tensor in sorted(tensors.items()):
         data = tensor.detach().cpu().numpy().tobytes() if hasattr(tensor, "detach") else tensor
         digest.update(name.encode() + data)
-    tell(final=digest.hexdigest())
+    report(final=digest.hexdigest())
 
 
 def samples():
@@ -71,10 +71,10 @@ def train_transformers(trainer):
     from transformers import TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 
-    class _Told(TrainerCallback):
+    class _Reports(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **more):
             step(state.global_step, getattr(model, "seen", ()))
 
-    trainer.add_callback(_Told())
+    trainer.add_callback(_Reports())
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(CHECKPOINTS)))
     final(trainer.model.state_dict())

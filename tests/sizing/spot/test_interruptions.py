@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sizing.spot.interruptions import interruptions_of
-from sizing.spot.traces import SpotLife, load_trace
+from sizing.spot.interruptions import SpotLife, interruptions_of, load_trace
 
 from .conftest import WriteTrace
 
