@@ -293,9 +293,9 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     if not plan.host.can_hold(plan.inputs.checkpoint_bytes):
         found.append(
-            f"a checkpoint of {plan.inputs.checkpoint_bytes / 1e9:.1f} GB does not fit in the host's "
-            f"memory next to the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a "
-            "size with more memory saves while training continues"
+            f"a checkpoint of {plan.inputs.checkpoint_bytes / 1e9:.1f} GB does not fit in the "
+            "host's memory next to the run: each save keeps the GPU waiting "
+            f"{plan.notice.save:.0f} s; a size with more memory saves while training continues"
         )
     if plan.restart.sync > plan.work.seconds:
         found.append(

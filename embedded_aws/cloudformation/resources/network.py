@@ -165,8 +165,8 @@ def _named_after_its_calls(
 ) -> ResourceType:
     """Make a type whose calls follow EC2's rule: create_vpc, delete_vpc, describe_vpcs, VpcId.
 
-    `irregular` overrides EC2's word in tag specifications (`tag`), and the call that deletes and
-    its argument (`delete` and `by`).
+    `irregular` overrides EC2's word in tag specifications (`tag`), the id's attribute (`id`), and
+    the call that deletes and its argument (`delete` and `by`).
     """
     call_name, key = xform_name(name), f"{name}Id"
     return ResourceType(
@@ -176,7 +176,7 @@ def _named_after_its_calls(
             tag_kind=irregular.get("tag", call_name.replace("_", "-")),
             answer=name,
             by=key,
-            attributes={"Id": key, key: key, **{each: each for each in attributes}},
+            attributes={irregular.get("id", key): key, **{each: each for each in attributes}},
         ),
         configure=configure,
         update=update,
@@ -240,7 +240,11 @@ TYPES: Registry = {
         ),
     ),
     "AWS::EC2::VPCEndpoint": _named_after_its_calls(
-        "VpcEndpoint", update=_update_endpoint, delete="delete_vpc_endpoints", by="VpcEndpointIds"
+        "VpcEndpoint",
+        update=_update_endpoint,
+        id="Id",
+        delete="delete_vpc_endpoints",
+        by="VpcEndpointIds",
     ),
     "AWS::EC2::FlowLog": ResourceType(
         create=creates(
