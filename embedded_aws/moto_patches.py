@@ -23,7 +23,8 @@ from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
-from embedded_aws.spot_fleet import CAPACITY, MODIFIABLE, TemplateFleet, refuse_subnets_of_one_zone
+from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
+from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
 
 
 class Patch(NamedTuple):

@@ -20,8 +20,6 @@ from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.evaluation import ApiCall
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
-MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
-              "ExcessCapacityTerminationPolicy")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

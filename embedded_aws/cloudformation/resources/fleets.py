@@ -6,9 +6,10 @@ from typing import Any
 from embedded_aws.cloudformation.errors import ResourceFailed
 from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
 from embedded_aws.cloudformation.resources.calls import call, deletes, finds, look_up
-from embedded_aws.spot_fleet import MODIFIABLE
 
 USER_DATA_LIMIT = 16 * 1024
+MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
+              "ExcessCapacityTerminationPolicy")  # fmt: skip
 
 
 def _create_template(request: HandlerRequest) -> Provisioned:
