@@ -46,7 +46,7 @@ def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
 @pytest.mark.parametrize(
     "path",
     [
-        *("training/randomness.py", "training/artifacts/prepare.py", "training/numerics.py"),
+        *("training/numerics.py", "training/artifacts/prepare.py"),
         "training/durable/sources.py",
     ],
 )

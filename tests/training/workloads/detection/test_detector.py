@@ -19,6 +19,7 @@ from tests.training.workloads.detection.detectors import (
     small_detector,
 )
 from training.workloads.detection.config import Architecture
+from training.workloads.detection.detection_workload import criterion
 from training.workloads.detection.detector import (
     Detector,
     Predictions,
@@ -27,7 +28,6 @@ from training.workloads.detection.detector import (
     parameter_groups,
     postprocess,
 )
-from training.workloads.detection.losses import criterion
 
 # Channels and stride of the backbone's maps.
 _MAPS = ((128, 8), (256, 16), (512, 32))

@@ -21,10 +21,11 @@ from training.durable.store.local_dataset import LocalDataset
 from training.durable.tally import Tally
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader
-from training.randomness import derive_seed
+from training.numerics import derive_seed
+from training.workloads.imagenet import packing as shards_module
 from training.workloads.imagenet import samples
 from training.workloads.imagenet import samples as module
-from training.workloads.imagenet import shards as shards_module
+from training.workloads.imagenet.packing import Shards
 from training.workloads.imagenet.samples import (
     ImageSamples,
     _decode_with_pillow,
@@ -32,7 +33,6 @@ from training.workloads.imagenet.samples import (
     _random_box,
     decode,
 )
-from training.workloads.imagenet.shards import Shards
 
 SEED = 7
 SIZES = ((375, 500), (17, 33), (1, 1), (224, 160))
