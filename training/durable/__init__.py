@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         RunFailedError,
         exit_code_of,
     )
+    from training.durable.program.container import ProgramOptions
     from training.durable.program.job import run_program
-    from training.durable.program.options import ProgramOptions
     from training.durable.record.head import (
         CheckpointEntry,
         Head,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
         read_json_record,
     )
     from training.durable.record.history import History
+    from training.durable.record.lease import Reopened, reopen_run
     from training.durable.record.metrics import Events
-    from training.durable.record.reopening import Reopened, reopen_run
     from training.durable.record.run import OpenRun, RunConfig
     from training.durable.report.page import parse_receipt, write_report
     from training.durable.report.profiler import StepProfiler
@@ -64,8 +64,14 @@ if TYPE_CHECKING:
     )
     from training.durable.save.tensors.state import LiveState, is_sharded
     from training.durable.save.tensors.weights import Weights, export_final
-    from training.durable.source_layout import BESIDE, split_within
-    from training.durable.sources import Brought, ClassFolders, ImportSource, SourceFile
+    from training.durable.sources import (
+        BESIDE,
+        Brought,
+        ClassFolders,
+        ImportSource,
+        SourceFile,
+        split_within,
+    )
     from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source
     from training.durable.store.folder import UnfinishedFile, open_store
     from training.durable.store.local_dataset import LocalDataset

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from training.durable.source_layout import places_of, splits_of
-from training.durable.sources import ClassFolders, SourceFile
+from training.durable.sources import ClassFolders, SourceFile, places_of, splits_of
 
 
 def read(*folders: str) -> tuple[set[tuple[str | None, str | None]], str]:

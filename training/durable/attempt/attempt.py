@@ -20,9 +20,8 @@ from contract.errors import Exit, UserError
 from training.durable.attempt.supervisor import Supervisor, Watchdog
 from training.durable.errors import MachineError, RunFailedError
 from training.durable.record.head import KEEP_NEWEST, Head, Retention
-from training.durable.record.lease import Lease, LeaseLostError
+from training.durable.record.lease import Lease, LeaseLostError, with_way_back
 from training.durable.record.metrics import Events, Metrics
-from training.durable.record.reopening import with_way_back
 from training.durable.record.run import RunConfig, ensure_run_config, now_utc
 from training.durable.report.progress import FileProgressBar
 from training.durable.report.receipt import RunResult, conclude, write_receipt

@@ -23,8 +23,7 @@ from training.durable.attempt.notice import Notice
 from training.durable.attempt.ranks import meet
 from training.durable.attempt.supervisor import Supervisor, Watchdog
 from training.durable.errors import AttemptEndedError, InterruptedRunError
-from training.durable.program.container import ContainerHost, claimed
-from training.durable.program.options import ProgramOptions, build_command
+from training.durable.program.container import ContainerHost, ProgramOptions, build_command, claimed
 from training.durable.program.process import ProgramProcess
 from training.durable.program.watch import ProgramWatch
 from training.durable.record.run import RunConfig

@@ -14,9 +14,8 @@ from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
-from training.durable.record.lease import Lease
+from training.durable.record.lease import Lease, mark_failed, with_way_back
 from training.durable.record.metrics import compact
-from training.durable.record.reopening import mark_failed, with_way_back
 from training.durable.record.run import RunConfig
 from training.durable.report.page import parse_receipt, write_report
 from training.durable.store.protocol import Store, put_unless_changed

@@ -30,12 +30,16 @@ from contract.errors import UserError
 from contract.keys import MANIFEST, UNFINISHED
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
-from training.durable.source_layout import places_of
+from training.durable.sources import places_of
 from training.durable.store.folder import FolderStore, UnfinishedFile, open_store, write_whole
 from training.durable.store.local_dataset import (
     ARRIVING,
+    READS,
+    AppendedLines,
+    Entry,
     FileProgress,
     LocalDataset,
+    VerifiedFiles,
     for_each_file,
     is_programs_own,
     list_files,
@@ -46,7 +50,6 @@ from training.durable.store.local_dataset import (
 )
 from training.durable.store.protocol import Store, StoreError, writing
 from training.durable.store.transfer import PART_BYTES, num_parts, run_all, write_at
-from training.durable.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

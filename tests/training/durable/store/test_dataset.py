@@ -22,9 +22,8 @@ from training.cli.main import main
 from training.durable.store import verified
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset, is_syncing
+from training.durable.store.local_dataset import LocalDataset, is_syncing, sha256_of
 from training.durable.store.protocol import StoreError
-from training.durable.store.verified import sha256_of
 
 
 def silent(done: int, total: int, size: int) -> None:
