@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from contract.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 # What systems and people leave among samples. Text may end the same, and is then all there is.
-BESIDE = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
+STRAY_KINDS = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
 # Such as Training, test_set and val2017.
 _WORD = (
     "(?:(?P<train>train(?:ing)?|trn)|(?P<validation>val(?:id(?:ation|ate)?)?|dev(?:el(?:opment)?)?)"
@@ -64,12 +64,13 @@ def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | Non
     """Yield name, class, split and doubt of files: FILE, CLASS/FILE, or either below splits.
 
     Also CLASS/SPLIT/FILE, and all of these in folders that hold everything. Skips hidden files,
-    those in hidden folders, and files of other kinds beside splits.
+    those in hidden folders, and files of other kinds next to splits.
     """
     # A store may also list folders, which S3's console makes.
     visible = [name for name in names if not re.search(r"(^|/)(\.|$)", name)]
     around = {up for name in visible for up in PurePosixPath(name).parent.parents}
-    kinds = {_kind(name) for name in visible if PurePosixPath(name).parent not in around} - BESIDE
+    inner = (name for name in visible if PurePosixPath(name).parent not in around)
+    kinds = {*map(_kind, inner)} - STRAY_KINDS
     samples = {name for name in visible if _kind(name) in kinds or not kinds}
     folders = {_folder(name) for name in samples}
     place = _layout(folders)
@@ -141,7 +142,7 @@ def _doubt(places: Set[_Place]) -> str:
         for more in (path.partition("/")[0] for path in sorted(paths) if path):
             return (
                 f"the folder {label!r} holds the folder {more!r}: if {label!r} is a class, move "
-                f"all its files into it; if {more!r} is one, move it beside {label!r}, {_TABLE}"
+                f"all its files into it; if {more!r} is one, move it next to {label!r}, {_TABLE}"
             )
     return ""
 
@@ -182,43 +183,30 @@ _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _COLUMNS = (("file", "path"), ("class", "label"))
 
 
-class Brought(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brought:
     """One file that a user brings, wherever it is stored; another process can read it too."""
 
-    @property
-    def name(self) -> str:
-        """Its name within the source."""
-
-    @property
-    def label(self) -> str | None:
-        """The name of its class; None if it is not in a class's folder."""
-
-    @property
-    def split(self) -> str | None:
-        """train, validation or test; None if the workload decides."""
-
-    @property
-    def doubt(self) -> str:
-        """Why the folder `label` may be no class: both readings. Empty if it is one."""
+    name: str  # within the source
+    label: str | None  # the name of its class; None if it is not in a class's folder
+    split: str | None  # train, validation or test; None if the workload decides
+    doubt: str = ""  # why the folder `label` may be no class: both readings
 
     @property
     def num_bytes(self) -> int:
         """Its size."""
+        raise NotImplementedError
 
     def read(self) -> bytes:
-        """Its content."""
+        """Return its content."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFile:
+class SourceFile(Brought):
     """One file that a user brings, on this machine."""
 
-    name: str
-    # The source's folder, which a million files can share.
-    folder: Path
-    label: str | None
-    split: str | None
-    doubt: str = ""
+    folder: Path  # the source's, which a million files can share
 
     @property
     def path(self) -> Path:
@@ -244,7 +232,7 @@ class ImportSource:
         """Return its files, sorted by name.
 
         A folder (or archive) contains FILE or CLASS/FILE, perhaps below folders of splits
-        (source_layout.py), or a single CSV. A CSV has the columns file, class (or path, label) and,
+        (`places_of`), or a single CSV. A CSV has the columns file, class (or path, label) and,
         optionally, split; its paths are relative to its own folder. Any other file is a source of
         one file.
         """
@@ -288,67 +276,63 @@ class ImportSource:
         return unpacked
 
 
-class ClassFolders:
-    """Files whose folders are their classes."""
+def class_names(files: Iterable[Brought]) -> list[str]:
+    """Return all classes, sorted; UserError for a file that has none, or one in doubt."""
+    names = set[str]()
+    for file in files:
+        if file.label is None or file.doubt:
+            raise UserError(file.doubt or classless(file))
+        names.add(file.label)
+    return sorted(names)
 
-    @staticmethod
-    def names(files: Iterable[Brought]) -> list[str]:
-        """Return all classes, sorted; UserError for a file that has none, or one in doubt."""
-        names = set[str]()
-        for file in files:
-            if file.label is None or file.doubt:
-                raise UserError(file.doubt or ClassFolders.refusal(file))
-            names.add(file.label)
-        return sorted(names)
 
-    @staticmethod
-    def refusal(file: Brought) -> str:
-        """Return what to do about a file without a class."""
-        if file.split is None:
-            return f"{file.name} is in no class; lay the files out as CLASS/FILE"
-        return (
-            f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or, if "
-            f"{file.name.rpartition('/')[0]!r} is a class and no split, list file and class in a "
-            "CSV"
-        )
+def classless(file: Brought) -> str:
+    """Return what to do about a file without a class."""
+    if file.split is None:
+        return f"{file.name} is in no class; lay the files out as CLASS/FILE"
+    return (
+        f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or, if "
+        f"{file.name.rpartition('/')[0]!r} is a class and no split, list file and class in a "
+        "CSV"
+    )
 
-    @staticmethod
-    def check(labels: Sequence[str], splits: Sequence[str]) -> None:
-        """Refuse a class that has files, but none in train."""
-        pairs = {*zip(splits, labels, strict=True)}
-        trained = {_plain(label): label for split, label in pairs if split == "train"}
-        for split, label in sorted(pairs):
-            if ("train", label) not in pairs:
-                same = trained.get(_plain(label))
-                advice = f", which has {same!r}; use one name for both" if same else "; add some"
-                raise UserError(f"class {label!r} of {split} has no files in train{advice}")
 
-    @staticmethod
-    def copy_in_splits(
-        files: Sequence[SourceFile], out: Path, seed: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
-        """Copy files to SPLIT/CLASS/FILE in `out`; return the manifest's `meta`.
+def refuse_untrained(labels: Sequence[str], splits: Sequence[str]) -> None:
+    """Refuse a class that has files, but none in train."""
+    pairs = {*zip(splits, labels, strict=True)}
+    trained = {_plain(label): label for split, label in pairs if split == "train"}
+    for split, label in sorted(pairs):
+        if ("train", label) not in pairs:
+            same = trained.get(_plain(label))
+            advice = f", which has {same!r}; use one name for both" if same else "; add some"
+            raise UserError(f"class {label!r} of {split} has no files in train{advice}")
 
-        Without a split of their own for validation, it gets a tenth of each class, not of test;
-        `seed` decides which.
-        """
-        classes, held_out = ClassFolders.names(files), set[str]()
-        for name in () if any(file.split == "validation" for file in files) else classes:
-            of_class = [file.name for file in files if file.label == name and file.split != "test"]
-            of_class.sort(key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
-            held_out.update(of_class[: min(math.ceil(len(of_class) / 10), len(of_class) - 1)])
-        counts = Counter[str]()
-        splits = ["validation" if f.name in held_out else f.split or "train" for f in files]
-        ClassFolders.check([str(file.label) for file in files], splits)
-        for done, (file, split) in enumerate(zip(files, splits, strict=True), start=1):
-            target = Path(out, split, str(file.label), Path(file.name).name)
-            if target.exists():
-                raise UserError(f"{file.name} has the same name as a file of its class; rename it")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file.path, target)
-            counts[split] += 1
-            progress(done, len(files))
-        return {"classes": classes, "splits": dict(counts)}
+
+def copy_in_splits(
+    files: Sequence[SourceFile], out: Path, seed: int, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Copy files to SPLIT/CLASS/FILE in `out`; return the manifest's `meta`.
+
+    Without a split of their own for validation, it gets a tenth of each class, not of test;
+    `seed` decides which.
+    """
+    classes, held_out = class_names(files), set[str]()
+    for name in () if any(file.split == "validation" for file in files) else classes:
+        of_class = [file.name for file in files if file.label == name and file.split != "test"]
+        of_class.sort(key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
+        held_out.update(of_class[: min(math.ceil(len(of_class) / 10), len(of_class) - 1)])
+    counts = Counter[str]()
+    splits = ["validation" if f.name in held_out else f.split or "train" for f in files]
+    refuse_untrained([str(file.label) for file in files], splits)
+    for done, (file, split) in enumerate(zip(files, splits, strict=True), start=1):
+        target = Path(out, split, str(file.label), Path(file.name).name)
+        if target.exists():
+            raise UserError(f"{file.name} has the same name as a file of its class; rename it")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.path, target)
+        counts[split] += 1
+        progress(done, len(files))
+    return {"classes": classes, "splits": dict(counts)}
 
 
 def _plain(name: str) -> str:

@@ -86,18 +86,17 @@ class Interruption:
         self._noticed = threading.Event()
         self._rebalance = threading.Event()
         self.is_shutting_down = False  # told to end, with or without a notice before
-        self._reader: socket.socket | None = None
         self._writer: socket.socket | None = None
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
         """Install the handlers; a notice file that is already there counts as a notice."""
-        self._reader, self._writer = socket.socketpair()
+        reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (*_CAUSES, signal.SIGUSR2):
             self._before[number] = signal.signal(number, _do_nothing)
-        threading.Thread(target=self._receive, name="signals", daemon=True).start()
+        threading.Thread(target=self._receive, args=(reader,), name="signals", daemon=True).start()
         if self._notice_file and self._notice_file.exists():
             self.tell("notice")
 
@@ -161,9 +160,7 @@ class Interruption:
             return True
         return False
 
-    def _receive(self) -> None:
-        reader = self._reader
-        assert reader is not None
+    def _receive(self, reader: socket.socket) -> None:
         with reader:
             while numbers := reader.recv(64):
                 for number in numbers:
@@ -284,16 +281,13 @@ class ExtraTime:
                 saves.end(notice)
             if ranks.all_agree(self.would_allow(work_seconds, save_seconds)):
                 assert save_seconds is not None
-                self._grant(notice, save_seconds)
+                self._save_seconds = save_seconds
+                if self.held is not None:
+                    _log.info("[notice] safe, %.1f s left", notice.seconds_left)
+                    self.watch_candidates()
                 ranks.leave_to_last_resort(notice)
                 return
         raise InterruptedRunError(notice.cause)
-
-    def _grant(self, notice: Notice, save_seconds: float) -> None:
-        self._save_seconds = save_seconds
-        if self.held is not None:
-            _log.info("[notice] safe, %.1f s left", notice.seconds_left)
-            self.watch_candidates()
 
     def would_allow(
         self, work_seconds: float | None, save_seconds: float | None, first: float = 0.0

@@ -340,9 +340,7 @@ class _Consensus:
     def __init__(self, context: "AttemptContext") -> None:
         self._world = context.world
         self._supervisor = context.supervisor
-        self._lease = context.own_lease
-        self._store = context.store
-        self._events = context.events
+        self._context = context
         self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
@@ -352,7 +350,8 @@ class _Consensus:
         The others have 0 there, so the order of the ranks does not change the sums.
         """
         self._supervisor.watchdog.beat()
-        is_lost = self._lease is not None and self._lease.lost.is_set()
+        lease = self._context.own_lease
+        is_lost = lease is not None and lease.lost.is_set()
         # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
         interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
         rebalance = not self._world.leads and interruption.take_rebalance()
@@ -366,12 +365,12 @@ class _Consensus:
             # No other rank was asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
             has_diverged = self._divergence is not None
-            if self._lease is not None:
-                self._lease.check()
+            if (lease := self._context.own_lease) is not None:
+                lease.check()
         if rebalance and self._world.leads:
             self._supervisor.interruption.recommend_rebalance()
         if is_lost:
-            raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+            raise LeaseLostError(f"{self._context.store.uri} was taken over by another writer")
         if has_diverged:
             divergence, self._divergence = self._divergence, None
             raise GoBackError(divergence)
@@ -430,7 +429,7 @@ class _Consensus:
         if not self._is_notice_taken:
             self._is_notice_taken = True
             left = round(notice.seconds_left, 3)
-            self._events.emit("notice", cause=notice.cause, seconds_left=left)
+            self._context.events.emit("notice", cause=notice.cause, seconds_left=left)
         return notice
 
     def leave_to_last_resort(self, notice: Notice) -> None:

@@ -36,7 +36,7 @@ _NVIDIA_SMI_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerHost:
-    """What a program is told about its machine."""
+    """The machine as a program sees it."""
 
     num_gpus: int
     num_cpus: int
@@ -152,7 +152,9 @@ class Container:
         self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, Any]:
         """The toolkit's Environment, by its own names."""
-        entry_point, names = _entry_point_of(program.words), list(host.hosts.names)
+        words, names = program.words, list(host.hosts.names)
+        # The script, or the command itself.
+        entry_point = next((word for word in words if word.endswith(".py")), words[0])
         return {
             "additional_framework_parameters": {},
             "channel_input_dirs": {name: str(self.channel(name)) for name in channels},
@@ -204,11 +206,6 @@ def _channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
     return {name: dataset / name for name in channels}
 
 
-def _entry_point_of(words: Sequence[str]) -> str:
-    """The script among the command's words, or the command itself."""
-    return next((word for word in words if word.endswith(".py")), words[0])
-
-
 def _decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Decode values as the toolkit does: as JSON if the text is valid JSON, else as the text."""
     found: dict[str, Any] = {}
@@ -234,12 +231,8 @@ def command_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
 
 def _encoded(hyperparameters: Mapping[str, str]) -> dict[str, str]:
     """Encode values as SageMaker's SDK stores them: each as JSON."""
-    return {
-        name: json.dumps(text) if value == text else text
-        for (name, text), value in zip(
-            hyperparameters.items(), _decoded(hyperparameters).values(), strict=True
-        )
-    }
+    values = _decoded(hyperparameters)
+    return {n: json.dumps(t) if values[n] == t else t for n, t in hyperparameters.items()}
 
 
 def _text(value: Any) -> str:
@@ -376,7 +369,7 @@ class ProgramOptions(AttemptOptions):
 
     @property
     def notice_file(self) -> Path:
-        """The file that tells the program of a notice."""
+        """The file in which the program finds a notice."""
         return self.root / "notice.json"
 
 

@@ -4,12 +4,13 @@ import contextlib
 import hashlib
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -114,12 +115,12 @@ class _ProgramJob:
                 raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
         return Exit.FINISHED
 
-    @contextlib.contextmanager
-    def _process(self, variables: Mapping[str, str], output: int) -> Iterator[ProgramProcess]:
+    def _process(
+        self, variables: Mapping[str, str], output: int
+    ) -> contextlib.closing[ProgramProcess]:
         words, folder = self._command.words, self._command.folder
         process = ProgramProcess(words, folder=folder, variables=variables, output=output)
-        with contextlib.closing(process):
-            yield process
+        return contextlib.closing(process)
 
     @contextlib.contextmanager
     def _meeting(
@@ -167,27 +168,23 @@ def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> N
 
 
 def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:
-    """Do long work in a thread, and keep telling the watchdog; a lost lease ends it."""
-    results: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+    """Do long work in a thread, and keep reporting to the watchdog; a lost lease ends it."""
+    result: Future[_T] = Future()
 
     def work() -> None:
         try:
-            results.put((act(), None))
+            result.set_result(act())
         except BaseException as error:
-            results.put((None, error))
+            result.set_exception(error)
 
     threading.Thread(target=work, name="prepare", daemon=True).start()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            result, error = results.get(timeout=_POLL_SECONDS)
-            if error is not None:
-                raise error
-            return result  # type: ignore[return-value]
+    while not futures.wait([result], _POLL_SECONDS).done:
         run.supervisor.watchdog.beat()
         run.lease.check()
         notice = run.supervisor.interruption.notice
         if until_notice and notice is not None:
             raise InterruptedRunError(notice.cause)
+    return result.result()
 
 
 @contextlib.contextmanager

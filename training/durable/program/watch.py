@@ -431,9 +431,7 @@ class ProgramWatch:
             f"it{cost}{remedy}"
         )
         self._is_warned = True
-        self._warnings.append(text)
-        self._run.events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
-        _log.warning("[program] %s", text)
+        self._warn("no-snapshot", text, seconds=round(seconds, 1))
 
     def _warn_if_started_over(self) -> None:
         """Warn once that the program seems not to have read the snapshot it was given."""
@@ -446,8 +444,11 @@ class ProgramWatch:
             "the furthest snapshot is kept until another passes it: if the run has started over, "
             f"python -m training reopen --from-checkpoint {number} goes back to it"
         )
+        self._warn("started-over", text, step=at)
+
+    def _warn(self, event: str, text: str, **facts: float) -> None:
         self._warnings.append(text)
-        self._run.events.emit("started-over", "info", message=text, step=at)
+        self._run.events.emit(event, "info", message=text, **facts)
         _log.warning("[program] %s", text)
 
 

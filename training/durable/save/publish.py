@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from training.durable.record.head import CheckpointEntry, Head, Retention
@@ -251,24 +251,16 @@ def seconds_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
+@dataclass(slots=True)
 class CheckpointPublisher:
     """Commits what is saved to the head of a run, and reports it."""
 
-    def __init__(
-        self,
-        store: Store,
-        lease: Lease,
-        *,
-        events: Events,
-        metrics: Metrics,
-        retention: Retention,
-    ) -> None:
-        self.store = store
-        self.lease = lease
-        self.events = events
-        self.metrics = metrics
-        self.retention = retention
-        self._last_line = -_LINE_SECONDS
+    store: Store
+    lease: Lease
+    events: Events
+    metrics: Metrics
+    retention: Retention
+    _last_line: float = field(default=-_LINE_SECONDS, init=False)
 
     def publish(self, save: Save) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
@@ -318,7 +310,7 @@ class CheckpointPublisher:
         elif save.error is None and not save.releases:
             self.lease.delete_unkept()
 
-    def tell(
+    def record(
         self,
         save: Save,
         *,

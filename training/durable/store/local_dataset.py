@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,14 +76,12 @@ class VerifiedFiles:
         path, before = self._folder / entry["name"], self._identity(entry)
         if before is None or sha256_of(path) != entry["sha256"]:
             return False
-        self._add(entry["name"], before)
+        self.add(entry, before)
         return True
 
-    def add(self, entry: Entry) -> None:
-        """Record a file that its writer has just verified."""
-        self._add(entry["name"], self._identity(entry))
-
-    def _add(self, name: str, identity: Any) -> None:
+    def add(self, entry: Entry, identity: Any = None) -> None:
+        """Record a file that its writer has just verified, or that had this identity then."""
+        name, identity = entry["name"], identity or self._identity(entry)
         with self._lock:
             self._known[name] = identity
             # Where the folder cannot be written to, every process verifies for itself.
@@ -247,10 +245,7 @@ class LocalDataset:
                 raise StoreError(f"the sync of {folder} was interrupted; sync it again")
             raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
         manifest = parse_manifest(path.read_bytes(), str(path))
-
-        def check(entry: Entry) -> bool:
-            return _checked(folder, entry, verified, again=again)
-
+        check = partial(_checked, folder, verified, again=again)
         for_each_file(manifest["files"], check, progress)
         return cls(folder, manifest)
 
@@ -371,7 +366,7 @@ def _is_left_unfinished(folder: Path) -> bool:
     )
 
 
-def _checked(folder: Path, entry: Entry, verified: VerifiedFiles, *, again: bool) -> bool:
+def _checked(folder: Path, verified: VerifiedFiles, entry: Entry, *, again: bool) -> bool:
     file = folder / entry["name"]
     if verified.verify(entry, again=again):
         return True

@@ -229,7 +229,7 @@ class FolderSave(Save):
     """A save of one capture; once its contents are in the store, later tries reuse `sent`."""
 
     def __init__(
-        self, saves: "FolderSaves", capture: Capture, kind: Kind, *, is_tentative: bool = False
+        self, saves: "FolderSaves", capture: Capture, kind: Kind, *, is_tentative: bool
     ) -> None:
         # A capture in place is not retried: the program waits for it.
         super().__init__(failed=None if capture.is_in_place else saves.failed)
@@ -467,12 +467,6 @@ class FolderSaves:
         error = self._newest.error if self._newest is not None else None
         return error if isinstance(error, StoreError) else None
 
-    def prepare(self, captured: Capture, kind: Kind, *, is_tentative: bool = False) -> FolderSave:
-        """Return a save of what was captured."""
-        if kind == "emergency":
-            self.blobs.stop_copying.set()  # now seconds count
-        return FolderSave(self, captured, kind, is_tentative=is_tentative)
-
     def start(self, save: FolderSave) -> None:
         """Send this next, instead of one that is waiting."""
         with self._lock:
@@ -523,6 +517,6 @@ class FolderSaves:
         if save.cost is not None:  # else nothing had changed
             seconds = save.cost.seconds
             self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.facts())
-            self.publisher.tell(save, step=sent.manifest.note.get("step"))
+            self.publisher.record(save, step=sent.manifest.note.get("step"))
         if not save.releases:  # else the successor does it: now seconds count
             self.blobs.delete_unneeded()

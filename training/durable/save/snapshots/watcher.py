@@ -163,20 +163,18 @@ class Watcher:
         since = self._uncaptured_since
         return 0.0 if since is None else time.monotonic() - since
 
-    @property
-    def obstacle(self) -> str:
-        """What keeps the folder from being quiet, as a clause."""
-        if held := self._quiet.found_open:
-            return f"{held} stays open for writing"
+    def obstacle(self, seconds: float) -> tuple[str, str] | None:
+        """Return what has kept the folder from capture for so long, and what will be done."""
+        if self.uncaptured_seconds < seconds:
+            return None
         listing = self._quiet.listing
-        return f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
-
-    @property
-    def outlook(self) -> str:
-        """What will be done if the folder is never quiet, as a clause."""
-        if self.standstill_error is not None:
-            return f"none can be taken with the program stopped either: {self.standstill_error}"
-        return f"after {self._restless_seconds:g} s the program is stopped for a moment to take one"
+        what = f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
+        if held := self._quiet.found_open:
+            what = f"{held} stays open for writing"
+        if (error := self.standstill_error) is not None:
+            return what, f"none can be taken with the program stopped either: {error}"
+        after = f"after {self._restless_seconds:g} s"
+        return what, f"{after} the program is stopped for a moment to take one"
 
     @property
     def _wanted_seconds(self) -> float:

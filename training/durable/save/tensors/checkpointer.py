@@ -399,7 +399,7 @@ class Checkpointer:
         durable = write.cost.seconds
         # A save in the background may use training's cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
-        self._publisher.tell(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
+        self._publisher.record(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
         if (choice := self.schedule.measure(write.blocked_seconds + slowed, durable)) is not None:
             _log.info("[interval] auto: %s", choice)
             self._context.metrics.write("interval", step=step, **asdict(choice))

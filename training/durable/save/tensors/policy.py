@@ -51,7 +51,15 @@ class CheckpointPolicy:
         self._follower: ShardedFollower | None = None
         self._is_prepared = False
         if is_sharded:
-            self._share_saves(capture)
+            world = context.world
+            self._capture = lambda: own_share(capture(), world.rank)
+            hosts = world.gather(socket.gethostname())
+            num_here = hosts.count(hosts[world.rank])
+            if checkpointer is not None:
+                self._leader = ShardedLeader(world)
+                checkpointer.use_leader(self._leader, num_here)
+            else:
+                self._follower = ShardedFollower(context, num_here)
         elif checkpointer is not None:
             checkpointer.use_leader(None)
 
@@ -84,18 +92,6 @@ class CheckpointPolicy:
         """Finish, because the stage or the attempt is over."""
         if self._follower is not None:
             self._follower.close()
-
-    def _share_saves(self, capture: Callable[[], LiveState]) -> None:
-        """Set up this rank's part in saves to which every rank contributes its share."""
-        world = self._context.world
-        self._capture = lambda: own_share(capture(), world.rank)
-        hosts = world.gather(socket.gethostname())
-        num_here = hosts.count(hosts[world.rank])
-        if self._checkpointer is not None:
-            self._leader = ShardedLeader(world)
-            self._checkpointer.use_leader(self._leader, num_here)
-        else:
-            self._follower = ShardedFollower(self._context, num_here)
 
     def lead(self, act: Callable[[Checkpointer], bool | None]) -> bool:
         """Act on rank 0 while the others of a sharded stage follow; return whether it acted."""

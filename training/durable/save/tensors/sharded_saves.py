@@ -257,7 +257,7 @@ class ShardedFollower:
         copy = self._copies.copy(share, writing)
         self._world.gather(copy is not None)
         if copy is not None:
-            self._staged = self._save(name, copy)
+            self._staged = _ShareSave(self._context, name, copy)
             self._listen(self._staged)
 
     def _write(self, name: str, capture: Callable[[], LiveState], *, is_live: bool) -> None:
@@ -269,7 +269,7 @@ class ShardedFollower:
         # To rank 0 the earlier saves are over: it has committed them, or never will.
         self._cancel([write for write in self._writes if not write.is_over])
         copy = None if is_live else self._copies.copy(share, None)
-        write = self._save(name, copy or share, over)
+        write = _ShareSave(self._context, name, copy or share, over)
         self._writes = [write]
         self._live = write if copy is None else None
         write.start()
@@ -287,11 +287,6 @@ class ShardedFollower:
                 staged.wait(_LISTEN_SECONDS)
 
         threading.Thread(target=listen, name="staged", daemon=True).start()
-
-    def _save(
-        self, name: str, state: LiveState | HostCopy, over: threading.Event | None = None
-    ) -> _ShareSave:
-        return _ShareSave(self._context, name, state, over)
 
 
 def _tick(world: World, name: str, over: threading.Event) -> None:
