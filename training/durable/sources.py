@@ -222,7 +222,7 @@ class SourceFile(Brought):
 
 
 class ImportSource:
-    """What a user gives to an import; an archive is unpacked into `scratch` first."""
+    """The files that a user gives to an import; an archive is unpacked into `scratch` first."""
 
     def __init__(self, path: Path, scratch: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What a program is started with: its options, and SageMaker's container contract.
+"""The input of a program: its options, and SageMaker's container contract.
 
 The contract is the folders below one root, their files, the SM_* variables and the arguments;
 tests/training/durable/program/test_container.py compares them with the documented list.
@@ -69,12 +69,12 @@ class Container:
 
     @property
     def checkpoints(self) -> Path:
-        """What is mirrored, and restored on another machine."""
+        """The folder that is mirrored, and restored on another machine."""
         return self.root / "checkpoints"
 
     @property
     def model(self) -> Path:
-        """What the program leaves as its result."""
+        """The folder of the program's result."""
         return self.root / "model"
 
     @property

@@ -71,7 +71,7 @@ class _ProgramJob:
         self._command = build_command(options, self._host, channels, os.environ)
 
     def run_config(self) -> RunConfig:
-        """Return what config.json says of the run, if this is its first attempt."""
+        """Return config.json's content if this is the run's first attempt."""
         return self._options.run_config(
             workload=WORKLOAD,
             recipe=WORKLOAD,
@@ -136,9 +136,9 @@ class _ProgramJob:
             supervisor.wait_for_others()
             check()
 
-        def tell(why: str, grace_seconds: float = 0.0) -> None:
+        def report(why: str, grace_seconds: float = 0.0) -> None:
             _log.warning("[program] %s, so the program ends here, too", why)
-            supervisor.interruption.tell("shutdown")
+            supervisor.interruption.record("shutdown")
 
         facts = {
             "source": self._source_sha256,
@@ -147,8 +147,8 @@ class _ProgramJob:
         }
         meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
         try:
-            meeting.watch(tell)
-            yield meeting.said
+            meeting.watch(report)
+            yield meeting.message
             has_finished = True
         finally:
             meeting.close(has_finished=has_finished)

@@ -52,7 +52,7 @@ class ReportedProgress:
         self._metrics = metrics
         self._began = self._stepped = time.monotonic()
         self._safe = self._began  # another machine would have what was done until then
-        self._told = self._began
+        self._reported = self._began
         self._stopped = math.inf  # when the program ended
 
     def resume(self, step: int, snapshot: str | None) -> None:
@@ -62,11 +62,11 @@ class ReportedProgress:
 
     def begin(self) -> None:
         """Start the clocks, as the program starts now."""
-        self._began = self._stepped = self._safe = self._told = time.monotonic()
+        self._began = self._stepped = self._safe = self._reported = time.monotonic()
 
     @property
     def unsaved_seconds(self) -> float:
-        """What losing the machine costs: the time since the last snapshot's content was written.
+        """The cost of losing the machine: the time since the last snapshot's content was written.
 
         It ends with the program: the seconds it took to exit count, as they may have done work.
         """
@@ -95,7 +95,7 @@ class ReportedProgress:
 
     def end(self, exit_code: int, unsaved_seconds: float) -> None:
         """Record that the program has ended, and how much of its work is not saved."""
-        self._tell("ended", unsaved_seconds, exit_code=exit_code)
+        self._write_cost("ended", unsaved_seconds, exit_code=exit_code)
 
     def stopped(self) -> None:
         """Stop the clock of unsaved work: the program has just ended, or must now."""
@@ -105,14 +105,14 @@ class ReportedProgress:
         """Record that a notice came at this step."""
         self._metrics.write("notice", stage=WORKLOAD, step=self.step)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Every few seconds, record what a loss would cost: for the receipt, if it comes."""
         now = time.monotonic()
-        if now - self._told >= _RUNNING_SECONDS:
-            self._told = now
-            self._tell("running", round(self.unsaved_seconds, 2))
+        if now - self._reported >= _RUNNING_SECONDS:
+            self._reported = now
+            self._write_cost("running", round(self.unsaved_seconds, 2))
 
-    def _tell(self, kind: str, unsaved_seconds: float, **more: object) -> None:
+    def _write_cost(self, kind: str, unsaved_seconds: float, **more: object) -> None:
         seconds = {"seconds": round(self.seconds, 2), "unsaved_seconds": unsaved_seconds}
         more |= {"step": self.step, **seconds, "snapshot": self.snapshot}
         self._metrics.write(kind, stage=WORKLOAD, **more)
@@ -331,7 +331,7 @@ class ProgramWatch:
         self._read_metrics()
         self._count_snapshots()
         self._warn_if_started_over()
-        self._progress.tell()
+        self._progress.report()
 
     def _read_metrics(self, *, is_last: bool = False) -> None:
         with self._reading:
@@ -354,7 +354,7 @@ class ProgramWatch:
         return round(self._progress.unsaved_seconds, 3)
 
     def _answer(self, notice: Notice) -> None:
-        """Tell the program, wait for it, and end it when its time is up."""
+        """Signal the program, wait for it, and end it when its time is up."""
         self._notice = notice
         number, why = self._signal_to_send()
         now = time.monotonic()
@@ -365,7 +365,7 @@ class ProgramWatch:
         _write_notice(self._options.notice_file, notice)
         self._progress.notice()
         if number is not None:
-            with self._mirror.telling():
+            with self._mirror.signalling():
                 self._process.signal(number)
         name = "none" if number is None else number.name
         left, own = notice.seconds_left, until - time.monotonic()
@@ -453,7 +453,7 @@ class ProgramWatch:
 
 
 def _write_notice(path: Path, notice: Notice) -> None:
-    """Write the file that tells the program, atomically."""
+    """Write the program's notice file, atomically."""
     left = notice.seconds_left
     record = {"deadline": round(time.time() + left, 3), "seconds": round(left, 3)}
     write_whole(path, json.dumps(record).encode())
@@ -509,27 +509,27 @@ _ELSEWHERE = re.compile(
     re.I,
 )
 _CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
-# It says that a process that it started has failed: torchrun, accelerate.
+# It reports that a process that it started has failed: torchrun, accelerate.
 _LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
 
 
 def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
     """Return where the last traceback was reading the snapshot of these files; "" if it was not.
 
-    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU says
-    nothing about its files.
+    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU is
+    no fault of its files.
 
     One whose error names a file of it has the same place as any other that does.
     """
     tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
     last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
-    said, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
+    message, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
     is_input = str(container.root / "input") in last
-    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(said):
+    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(message):
         return ""
-    names = {path.rpartition("/")[2] for path in _PATH.findall(said)}
+    names = {path.rpartition("/")[2] for path in _PATH.findall(message)}
     is_named = any("." in (name := Path(path).name) and name in names for path in files)
-    if is_named or f"{container.checkpoints}/" in said:
+    if is_named or f"{container.checkpoints}/" in message:
         return "a file of it is named"
     if not _READING.search(_FRAME.sub(r"\3", last)):
         return ""
@@ -546,5 +546,5 @@ def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) ->
     except OSError:
         pass
     hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
-    said = " ".join(text.split())[:_REASON_BYTES]
-    return f"the program ended with {ended}{hint}" + (f": {said}" if said else "")
+    reason = " ".join(text.split())[:_REASON_BYTES]
+    return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")

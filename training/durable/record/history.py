@@ -143,7 +143,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """What a run's metrics lines and events say."""
+    """The record in a run's metrics lines and events."""
 
     lines: Sequence[Line]  # those of other kinds than "step"
     steps: _Steps  # the lineage

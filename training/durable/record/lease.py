@@ -22,8 +22,8 @@ from training.durable.record.head import (
     Head,
     Retention,
     State,
+    announce_waiting,
     new_nonce,
-    say_waiting,
 )
 from training.durable.store.protocol import (
     PreconditionFailedError,
@@ -162,7 +162,7 @@ class Lease:
     def delete_if_lost(self) -> None:
         """Delete what was abandoned if the lease is lost: there may be no take-over to sweep it.
 
-        A save may fail because a successor has swept it, before anything says so. What the head
+        A save may fail because a successor has swept it, before anything shows it. What the head
         names stays: the commit may have succeeded, its answer lost, and a successor resumed from
         it. If no head names it by now, none ever will: a late write of ours is refused.
         """
@@ -306,7 +306,7 @@ def acquire(
 ) -> "Lease | Head":
     """Take over the run; return the head instead if the run has finished or failed.
 
-    A candidate takes over at once if the head says released, else once its ETag has not changed for
+    A candidate takes over at once if the head is released, else once its ETag has not changed for
     one TTL by this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
     if Head.read(store) is None and store.sizes(CHECKPOINTS) and Head.read(store) is None:
@@ -316,7 +316,7 @@ def acquire(
             "or use another run URI"
         )
     seen: str | None = None
-    told_generation = 0
+    announced_generation = 0
     since = time.monotonic()
     while True:
         head, etag = Head.find(store)
@@ -326,9 +326,9 @@ def acquire(
             seen, since = etag, time.monotonic()
             if head.state == "running":
                 waiting(head.writer)
-                if head.generation != told_generation:
-                    say_waiting(store, head.generation, writer)
-                    told_generation = head.generation
+                if head.generation != announced_generation:
+                    announce_waiting(store, head.generation, writer)
+                    announced_generation = head.generation
         is_free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
         if is_free:
             base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
@@ -382,7 +382,7 @@ class Reopened:
 
     @property
     def newest(self) -> CheckpointEntry | None:
-        """What the next attempt resumes from, if it is undamaged."""
+        """The checkpoint that the next attempt resumes from, if it is undamaged."""
         newest = self.after.checkpoints[-1:]
         return newest[0] if newest and not newest[0].is_left_behind else None
 

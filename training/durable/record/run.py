@@ -1,7 +1,7 @@
 """A run in its store: config.json, and the run as commands open it, with its checkpoints by name.
 
-config.json says what the run is: written by its first attempt, binding for every later one. Imports
-no torch: a machine that boots into a finished run says so at once.
+config.json identifies the run: written by its first attempt, binding for every later one. Imports
+no torch: a machine that boots into a finished run reports that at once.
 """
 
 import json

@@ -116,7 +116,7 @@ def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str
 
 
 def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
-    """Return what every receipt says: which run it was, how long it took, its predicted cost."""
+    """Return the facts of every receipt: which run it was, how long it took, its predicted cost."""
     created = datetime.fromisoformat(record.created_at)
     newest = head.checkpoints[-1] if head.checkpoints else None
     return {

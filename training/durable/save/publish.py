@@ -31,7 +31,7 @@ _LINE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What one commit costs on this machine, as measured or as expected."""
+    """The cost of one commit on this machine, as measured or as expected."""
 
     bytes: int
     save_seconds: float  # until the first byte is sent
@@ -117,15 +117,15 @@ class Save:
         """Return the head's entry for it, without its files."""
         raise NotImplementedError
 
-    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
-        """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
+    def send(self, name: str, tasks: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
+        """Send what the store lacks, and run the `tasks`; return the files of the entry.
 
         None if nothing has changed since the last commit.
         """
         raise NotImplementedError
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what the event of its commit says besides step, kind and seconds."""
+        """Return the facts for the event of its commit, besides step, kind and seconds."""
         raise NotImplementedError
 
     def publish(self) -> None:

@@ -108,7 +108,7 @@ class VerifiedFiles:
 
 
 def _machine() -> str:
-    """Return a name that no two machines share, as far as they can be told apart."""
+    """Return a name that no two machines share, as far as they can be distinguished."""
     name = platform.node()
     with contextlib.suppress(OSError):
         name += f" {_MACHINE_ID.read_text().strip()}"
@@ -268,7 +268,7 @@ class LocalDataset:
         return self._folder / name
 
     def expect(self, names: Sequence[str]) -> None:
-        """Tell a sync that is filling the folder to fetch these files first, in this order."""
+        """Ask a sync that is filling the folder to fetch these files first, in this order."""
         if self.is_arriving:
             announce(self._folder, names)
 
@@ -284,7 +284,7 @@ class LocalDataset:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the workload's `make_dataset` returned."""
+        """The workload's own facts, as its `make_dataset` returned them."""
         meta: Mapping[str, Any] = self.manifest["meta"]
         return meta
 

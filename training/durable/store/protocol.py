@@ -1,4 +1,4 @@
-"""What every store promises: complete objects, conditional writes with one winner, clear errors."""
+"""The promises of a store: complete objects, conditional writes with one winner, clear errors."""
 
 import itertools
 import math

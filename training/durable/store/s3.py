@@ -277,13 +277,6 @@ class S3Store:
     def sweep(self, prefix: str) -> None:
         """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
 
-    def abort(self, where: dict[str, str]) -> None:
-        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        with suppress(ClientError, BotoCoreError):
-            self._client_for(_CONDITIONAL_SECONDS).abort_multipart_upload(**where)
-
     @contextmanager
     def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -387,9 +380,13 @@ class _S3Upload(Upload):
         self._repeating(complete)
 
     def abort(self) -> None:
-        """Abort; the bucket's lifecycle rule deletes what is left after a day."""
+        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
         if "UploadId" in self._where:
-            self._store.abort(self._where)
+            with suppress(ClientError, BotoCoreError):
+                client = self._store._client_for(_CONDITIONAL_SECONDS)
+                client.abort_multipart_upload(**self._where)
 
     def _arrived(self, number: int, tag: str, sha256: bytes) -> None:
         self._tags[number] = tag

@@ -199,19 +199,19 @@ def send(
     files: Sequence[Contents],
     progress: TransferProgress,
     *,
-    beside: Sequence[Callable[[], None]] = (),
+    tasks: Sequence[Callable[[], None]] = (),
     allocate: Spare | None = None,
     num_threads: int | None = None,
 ) -> tuple[FileEntry, ...]:
     """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
 
-    The tasks `beside` run at the same time; if one fails, everything fails. `allocate` makes the
+    The `tasks` run at the same time; if one fails, everything fails. `allocate` makes the
     memory that a thread reads parts into.
     """
     num_threads = num_threads or store.num_threads
     sending = _Sending(store, prefix, files, progress, allocate or _mapped)
     try:
-        run_all([*beside, *sending.tasks()], num_threads, progress.stop, sending.fail)
+        run_all([*tasks, *sending.tasks()], num_threads, progress.stop, sending.fail)
         run_all([upload.finish for upload in sending.uploads], num_threads, progress.stop)
     except BaseException:
         for upload in sending.uploads:

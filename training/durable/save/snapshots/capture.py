@@ -118,7 +118,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
-    """What to send, and where to read it."""
+    """The content to send, and where to read it."""
 
     reason: Reason
     program_says_when: bool

@@ -95,7 +95,7 @@ class Mirror:
         self._haste: _Haste | None = None
         self._num_captures = 0
         self._program: int | None = None
-        self._said = -_LINE_SECONDS
+        self._warned = -_LINE_SECONDS
         self._known_logs = ""  # which files count as logs, as last reported
         self._is_closing = threading.Event()
 
@@ -159,13 +159,13 @@ class Mirror:
         self._watcher.start(program)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tell the program to end inside this context: it is stopped to see if it is in a save."""
+    def signalling(self) -> Iterator[None]:
+        """Signal the program inside this context: it is stopped to see if it is in a save."""
         with ExitStack() as stack:
             with suppress(SnapshotError):
                 stack.enter_context(stopped(self._program))
             with suppress(SnapshotError):
-                self._watcher.telling()
+                self._watcher.note_signal()
             yield
 
     def request(self, haste: _Haste) -> None:
@@ -190,7 +190,7 @@ class Mirror:
         self.check()
         moment, why = None, ""
         try:
-            moment = self._watcher.last_moment(exit_code, was_told=self._haste == "emergency")
+            moment = self._watcher.last_moment(exit_code, after_notice=self._haste == "emergency")
             self._saves.give_way()  # the last one is newer
         except SnapshotError as error:
             why = str(error)
@@ -306,7 +306,7 @@ class Mirror:
             try:
                 captured = self._captured_now("exit", moment, in_place=True)
             except ChangedError as error:
-                self._say(f"{error}; trying again")
+                self._warn(f"{error}; trying again")
                 continue
             except SnapshotError as error:
                 self._refuse(error)
@@ -323,15 +323,15 @@ class Mirror:
 
     def _refuse(self, error: SnapshotError) -> None:
         """Report, once in a while, why no snapshot can be taken."""
-        if self._say(str(error)):
+        if self._warn(str(error)):
             self._publisher.events.emit(
                 "save-failed", "failed", kind=self._haste or "periodic", message=str(error)
             )
 
-    def _say(self, text: str) -> bool:
+    def _warn(self, text: str) -> bool:
         now = time.monotonic()
-        if now - self._said < _LINE_SECONDS:
+        if now - self._warned < _LINE_SECONDS:
             return False
-        self._said = now
+        self._warned = now
         _log.warning(f"[snapshot] none yet: {text}")
         return True

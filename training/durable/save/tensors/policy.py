@@ -64,7 +64,7 @@ class CheckpointPolicy:
             checkpointer.use_leader(None)
 
     def save_if_due(self, position: Position) -> bool:
-        """Save if the schedule or a rebalance recommendation says so; return whether it did."""
+        """Save if the schedule or a rebalance recommendation asks for it; return whether it did."""
         return self.lead(lambda checkpointer: self._save_if_due(checkpointer, position))
 
     def protect(self, position: Position, work: Work) -> None:
@@ -161,7 +161,7 @@ class CheckpointPolicy:
 
 
 class _NoticeSaves(Saves):
-    """What can be saved at one boundary during a notice; the extra time decides what is saved."""
+    """The saves at one boundary during a notice, between which the extra time chooses."""
 
     def __init__(self, policy: CheckpointPolicy, context: AttemptContext, at: Position) -> None:
         self._policy = policy

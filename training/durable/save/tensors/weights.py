@@ -1,4 +1,4 @@
-"""What others take from a run: its weights, or its end, from which a new run goes on.
+"""The yield of a run for others: its weights, or its end, from which a new run goes on.
 
 Weights are those of a run, of one of its checkpoints or of a file: to start from, evaluate or
 export. The run's own deliverable is final/model.safetensors; the weights of runs are compared by
@@ -249,8 +249,14 @@ class Extension:
         )
         try:
             head.write(store, None)
-        except PreconditionFailedError:
-            _refuse_other_start(store, head, run.store.uri)
+        except PreconditionFailedError as error:
+            # This attempt or an equal one may have created it.
+            theirs = Head.read(store)
+            if theirs is None or (theirs.generation == 0 and theirs.checkpoints != tuple(entries)):
+                raise UserError(
+                    f"the run {store.uri} does not start from the end of {run.store.uri}; extend "
+                    "the run that it was begun for, or use another run URI"
+                ) from error
             return
         # Copies from another extension that was killed: no takeover would sweep them.
         for name in store.folders(CHECKPOINTS) - {entry.name for entry in entries}:
@@ -276,16 +282,6 @@ class Extension:
         mine = put_text(store, checkpoint_prefix(end.name), STATE, state)
         files = tuple(mine if file.name == STATE else file for file in end.files)
         return replace(end, kind="periodic", files=files)
-
-
-def _refuse_other_start(store: Store, mine: Head, origin: str) -> None:
-    """Raise UserError unless the head was created by this attempt or an equal one."""
-    theirs = Head.read(store)
-    if theirs is None or (theirs.generation == 0 and theirs.checkpoints != mine.checkpoints):
-        raise UserError(
-            f"the run {store.uri} does not start from the end of {origin}; extend the run that it "
-            "was begun for, or use another run URI"
-        )
 
 
 def _copy(old: Store, new: Store, prefix: str, folder: Path, *, without: str = "") -> None:
