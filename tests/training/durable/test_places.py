@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from training.durable.source_layout import places_of, splits_of
-from training.durable.sources import ClassFolders, SourceFile
+from training.durable.sources import SourceFile, class_names, places_of, splits_of
 
 
 def read(*folders: str) -> tuple[set[tuple[str | None, str | None]], str]:
@@ -86,7 +85,7 @@ def test_fails_for_a_layout_with_two_readings(folders: str, readings: tuple[str,
     assert all(reading in doubt for reading in readings)
     file = SourceFile(name="x", folder=Path(), label="a", split=None, doubt=doubt)
     with pytest.raises(UserError, match="or list file, class and split in a CSV"):
-        ClassFolders.names([file])
+        class_names([file])
 
 
 def test_what_lies_beside_splits_and_classes_is_no_sample_but_text_is() -> None:

@@ -1,29 +1,22 @@
-"""Reads ranges from S3 on sockets that are kept open, and writes an object to S3 in parts.
+"""Reads ranges from S3 on sockets that are kept open, with a tenth of botocore's work.
 
-A read takes a tenth of botocore's work. It accepts only answers that it is sure of; after any
-other, botocore asks again, and knows redirects, retries and words for errors. Each part is retried
-by itself, with its SHA-256; only the process that started an upload completes or aborts it.
+It accepts only answers that it is sure of; after any other, botocore asks again, and knows
+redirects, retries and words for errors.
 """
 
-import base64
 import hashlib
 import hmac
-import io
 import os
 import re
 import socket
 import ssl
 import struct
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
-
-from training.durable.store.protocol import Upload
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30
@@ -213,96 +206,3 @@ def _received_head(connection: socket.socket) -> tuple[bytes, bytes]:
 def _close(connections: list[socket.socket]) -> None:
     for connection in connections:
         connection.close()
-
-
-_MEBIBYTE = 1024 * 1024
-
-
-class S3Upload(Upload):
-    """An upload by this process; parts in shared memory are sent by the store's other process."""
-
-    def __init__(
-        self, store: Any, key: str, stop: threading.Event, where: dict[str, str], count: int
-    ) -> None:
-        """`store` is an S3Store, which imports this file; `count` is the number of parts."""
-        self._store, self._stop, self._where = store, stop, where
-        self._repeating = partial(store.repeating, key, stop)
-        self._sums, self._tags = [""] * count, [""] * count
-        if count > 1:
-            answer = self._repeating(
-                lambda client: client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256")
-            )
-            self._where = {**where, "UploadId": answer["UploadId"]}
-
-    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        tag = self._store.put_part(self._stop, self._where, number, data, sha256)
-        self._arrived(number, tag, sha256)
-
-    def is_ready(self) -> bool:
-        return bool(self._store.part_process.is_ready())
-
-    def put_shared(
-        self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
-    ) -> Iterator[tuple[int, bytes]]:
-        store, order = self._store, {"where": self._where, "size": size, "part_bytes": part_bytes}
-        order["deadline"] = store.patience.deadline()
-        for number, tag, sha256 in store.part_process.send(order, memory, must_stop):
-            self._arrived(number, tag, sha256)
-            yield number, sha256
-
-    def finish(self) -> None:
-        if "UploadId" not in self._where:
-            return
-        parts = [
-            {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
-            for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
-        ]
-
-        def complete(client: Any) -> None:
-            try:
-                client.complete_multipart_upload(**self._where, MultipartUpload={"Parts": parts})
-            except client.exceptions.NoSuchUpload:
-                # Completed by an earlier attempt whose response was lost, or it does not exist.
-                client.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
-
-        self._repeating(complete)
-
-    def abort(self) -> None:
-        """Abort; the bucket's lifecycle rule deletes what is left after a day."""
-        if "UploadId" in self._where:
-            self._store.abort(self._where)
-
-    def _arrived(self, number: int, tag: str, sha256: bytes) -> None:
-        self._tags[number] = tag
-        self._sums[number] = base64.b64encode(sha256).decode()
-
-
-class Body(io.RawIOBase):
-    """Memory as a request's body, sent without a copy in blocks of one mebibyte."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int = -1) -> Any:
-        # The sender asks for 16 KiB at a time, and would take the interpreter lock for each.
-        block = self._data[self._at : self._at + max(size, _MEBIBYTE)]
-        self._at += len(block)
-        return block
