@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
-from rehearsal.machines.process import SHIMS
+from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk
 from tests.userdata.rig import REPOSITORY, Rig, calls, wait
 from userdata.find_instance_store import place
 

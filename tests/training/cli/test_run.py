@@ -19,8 +19,7 @@ from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
 from training.cli.main import main
 from training.durable.attempt.notice import Interruption
-from training.durable.record.lease import acquire
-from training.durable.record.reopening import mark_failed
+from training.durable.record.lease import acquire, mark_failed
 from training.durable.save.tensors.weights import weights_sha256
 
 

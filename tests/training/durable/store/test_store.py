@@ -22,8 +22,7 @@ from training.durable.store.protocol import (
     Upload,
     put_unless_changed,
 )
-from training.durable.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, S3Store
-from training.durable.store.s3_transfer import Body
+from training.durable.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, Body, S3Store
 
 
 def test_a_download_onto_a_full_disk_ends_in_one_sentence(store_uri: str) -> None:
