@@ -1,6 +1,7 @@
 """A room's door: others import only the names in `__all__` of its package."""
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -88,3 +89,11 @@ def test_workloads_that_were_written_before_the_door_import_what_they_did() -> N
     before = [DatasetSamples, Milestones, Settings, Writer, drawing_from, artifact_key]
     names = ("DatasetSamples", "Milestones", "Settings", "Writer", "drawing_from", "key_of")
     assert before == [getattr(training, name) for name in names]
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_the_rooms_readme_names_its_door(room: str) -> None:
+    folder = REPOSITORY / room.replace(".", "/")
+    words = set(re.findall(r"\w+", (folder / "README.md").read_text()))
+    names = {name for name in import_module(room).__all__ if not name.endswith("Error")}
+    assert names - words == set()
