@@ -142,8 +142,12 @@ def _of_roboflow(root: Path, project: str, kinds: Sequence[str]) -> None:
             {"id": 0, "name": project, "supercategory": "none"},
             *({"id": n, "name": k, "supercategory": project} for n, k in enumerate(kinds, 1)),
         ]
-        scene.write(folder / "_annotations.coco.json", content)
         scene.save_images(content, folder)
+        for image in content["images"]:  # ids begin anew in each split
+            image |= {"id": image["id"] - numbers[0], "extra": {"name": "plan.jpg"}}
+        for number, each in enumerate(content["annotations"]):
+            each |= {"id": number, "image_id": number // 2}
+        scene.write(folder / "_annotations.coco.json", content)
     put(root / "README.roboflow.txt", "This dataset was exported via roboflow.com")
 
 

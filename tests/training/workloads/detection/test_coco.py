@@ -40,38 +40,6 @@ def imported(source: Path, out: Path) -> LocalDataset:
     return LocalDataset.open(out)
 
 
-@pytest.mark.parametrize("project", ["plans", "wall"])
-def test_roboflow_writes_a_file_into_each_split_s_folder(tmp_path: Path, project: str) -> None:
-    """Its ids start at 0, and its first category is the project, perhaps called like a class."""
-    for split, first in (("train", 0), ("valid", 24), ("test", 30)):
-        content = scene.content(24 if split == "train" else 6, first)
-        for category in content["categories"]:
-            category["supercategory"] = project
-        content["categories"].insert(0, {"id": 0, "name": project, "supercategory": "none"})
-        content["info"], content["licenses"] = {"version": "3"}, []
-        for number, image in enumerate(content["images"]):
-            image["file_name"] = f"plan-{image['id']}_jpg.rf.0c{image['id']}.png"
-            image["extra"] = {"name": "plan.jpg"}
-            for annotation in content["annotations"][2 * number : 2 * number + 2]:
-                annotation["image_id"] = number
-            image["id"] = number
-        for number, annotation in enumerate(content["annotations"]):
-            annotation["id"] = number
-        scene.write(tmp_path / split / "_annotations.coco.json", content)
-        for number, image in enumerate(content["images"]):
-            scene.picture(first + number).save(tmp_path / split / image["file_name"])
-    (tmp_path / "README.dataset.txt").write_text("exported")
-    checked = scene.checked(tmp_path)
-    assert [(split.name, len(split)) for split in checked.splits] == [
-        ("train", 24),
-        ("validation", 6),
-        ("test", 6),
-    ]
-    assert checked.report.findings == []
-    assert [category.name for category in checked.splits[0].categories] == ["wall", "room"]
-    assert checked.splits[0].labels[:2].tolist() == [0, 1]
-
-
 def test_cvat_writes_numbers_and_masks_in_its_own_way(tmp_path: Path) -> None:
     """One file without a split, images below images/default, crowds as lists of runs."""
     content = scene.content(20)

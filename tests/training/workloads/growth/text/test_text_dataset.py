@@ -222,13 +222,6 @@ def test_an_import_that_was_stopped_before_it_had_a_tokenizer_trains_one(
     assert imported(own, out).manifest["files"] == whole.manifest["files"]
 
 
-def test_fails_for_files_without_a_document(tmp_path: Path) -> None:
-    for number, text in enumerate(("", " \n")):
-        (tmp_path / f"{number}.txt").write_text(text)
-        with pytest.raises(UserError, match="the files have no text; give files with text"):
-            imported(tmp_path / f"{number}.txt", tmp_path / f"out{number}")
-
-
 def test_the_name_of_a_special_token_is_text_where_it_separates_nothing(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     texts = [f"{n} a <|endoftext|> b" for n in range(6)]
