@@ -82,6 +82,7 @@ def test_a_run_records_its_plan_counts_by_its_price_and_tells_a_local_file(
 def test_boot_into_a_finished_run_exits_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.attempt() == 0
     before = run.head
+    assert run.attempt("--override=loader_workers=4") == 0
     run.dataset = Path("gone")
     monkeypatch.setattr(Interruption, "wait", lambda self, seconds: pytest.fail("it waited"))
     assert run.attempt() == 0

@@ -17,7 +17,7 @@ from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
 from training.workloads.detection.coco import CocoSplit
-from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id
+from training.workloads.detection.coco_faults import _Extent, _extent_of, exact_id
 from training.workloads.detection.detection_dataset import import_folder, open_split
 
 IMPORT = ["data", "import", "--workload=tests.training.workloads.detection.coco_scene:COCO_DATA"]
@@ -228,15 +228,6 @@ def test_a_run_refuses_annotations_that_were_changed_after_the_import(tmp_path: 
     scene.write(path, content)
     with pytest.raises(UserError, match="annotation 1 is of category 9, which does not exist; add"):
         open_split(data, "validation")
-
-
-def test_faults_of_one_rule_are_one_sentence() -> None:
-    faults = CocoFaults()
-    for number in range(3):
-        faults.add("crowd", f"annotation {number} has iscrowd 2")
-    (finding,) = faults.findings()
-    assert (finding.count, finding.is_refused) == (3, True)
-    assert finding.message == "annotation 0 has iscrowd 2 (and 2 more); give iscrowd 0 or 1"
 
 
 def test_half_a_character_is_a_fault_that_can_be_printed(

@@ -243,18 +243,6 @@ def test_files_of_tensorflow_name_the_splits(tmp_path: Path) -> None:
     assert _splits(tmp_path) == {"train": [0, 1, 2, 3], "validation": [4, 5]}
 
 
-def test_subsets_of_cvat_name_the_splits(tmp_path: Path) -> None:
-    """Also if all images are in one folder."""
-    images = ""
-    for number in range(6):
-        save(tmp_path / f"images/{number}.png", number)
-        subset = "Validation" if number > 3 else "Train"
-        box = '<box label="wall" xtl="2" ytl="3" xbr="42" ybr="9"/>'
-        images += f'<image name="{number}.png" subset="{subset}">{box}</image>'
-    put(tmp_path / "annotations.xml", f"<annotations>{images}</annotations>")
-    assert _splits(tmp_path) == {"train": [0, 1, 2, 3], "validation": [4, 5]}
-
-
 def test_folders_of_one_coco_file_name_the_splits(tmp_path: Path) -> None:
     content = scene.content(6)
     for image in content["images"]:

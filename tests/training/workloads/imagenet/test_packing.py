@@ -65,16 +65,6 @@ def test_the_meta_tells_sizing_what_an_image_is_like(tmp_path: Path) -> None:
     assert (meta["shorter_side"], meta["quality"], meta["converted"]) == (16, 90, 25)
 
 
-def test_any_number_of_processes_packs_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = fill(tmp_path / "own", 24)
-    assert main(command(source, tmp_path / "a/out")) == 0
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert main(command(source, tmp_path / "b/out")) == 0
-    assert content(tmp_path / "a/out") == content(tmp_path / "b/out")
-
-
 def test_a_folder_without_splits_is_divided_by_the_seed_class_by_class(tmp_path: Path) -> None:
     source = fill(tmp_path / "own", 60, splits=())
     labels = {}
@@ -212,11 +202,11 @@ def test_a_folder_is_packed_straight_into_a_store(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By processes that open the store themselves."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    """The same bytes, by processes that open the store themselves."""
     source = fill(tmp_path / "own", 12)
     assert main(command(source, tmp_path / "run-1")) == 0
     whole = content(tmp_path / "run-1")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     straight = ["data", "import", str(source), "--workload=imagenet", f"--dataset-uri={store_uri}"]
     assert main(straight) == 0
     store = open_store(store_uri)

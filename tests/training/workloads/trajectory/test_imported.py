@@ -166,27 +166,6 @@ def test_fails_for_a_file_that_is_no_clip(tmp_path: Path, array: object, message
         _read_clip(source(path), UNIFORM)
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".webm", ".mov", ".avi", ".gif"])
-def test_a_video_of_each_kind_is_its_frames(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"x{suffix}"
-    frames = clip(np.random.default_rng(0), "rising", num_frames=40, size=128)
-    write_video(path, frames)
-    read, facts = _read_clip(source(path), UNIFORM)
-    assert read.shape == CLIP_SHAPE and read.dtype == np.uint8
-    assert list(facts.values()) == [40, 128, 128, 25]
-    taken = frames[UNIFORM.of(40, "x")].reshape(NUM_FRAMES, 64, 2, 64, 2, 3).mean(axis=(2, 4))
-    assert np.abs(read.astype(float) - taken).mean() < 12
-
-
-def test_the_middle_square_of_a_wide_video_is_taken(tmp_path: Path) -> None:
-    frames = np.zeros((8, 64, 192, 3), np.uint8)
-    frames[:, :, 64:128] = 255
-    write_video(tmp_path / "x.mp4", frames)
-    read, facts = _read_clip(source(tmp_path / "x.mp4"), UNIFORM)
-    assert (facts["width"], facts["height"]) == (192, 64)
-    assert read[:, :, 4:60].min() > 200
-
-
 def test_segments_give_each_part_of_a_video_one_frame() -> None:
     trained = FrameChoice(sampling="segments", is_random=True, seed=0)
     assert trained.of(300, "x") == trained.of(300, "x") != trained.of(300, "y")

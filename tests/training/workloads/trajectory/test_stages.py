@@ -83,12 +83,6 @@ def test_the_reference_recipe_is_that_of_the_seed_document() -> None:
     assert TRAJECTORY.nominal_samples["reference"] == {"train": 8_000, "validation": 1_000}
 
 
-def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
-    assert laptop().num_threads == 1 and laptop().settings.precision == "float32"
-    assert laptop().settings.global_batch == 16 and laptop().weights == "random"
-    assert full().settings.precision == "bfloat16" and full().settings.evaluate_every_epochs == 2
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -68,14 +68,6 @@ def test_text_comes_back_as_it_was_and_one_document_of_five_is_held_out(tmp_path
     assert texts_of(other, "validation") != validation
 
 
-def test_an_empty_line_may_separate_documents(tmp_path: Path) -> None:
-    (tmp_path / "own.txt").write_text("\n\n".join(f"Text {n}.\nIt goes on." for n in range(10)))
-    options = TextOptions(vocab_size=300, held_out_of=5, separator="\\n\\n")
-    data = imported(tmp_path / "own.txt", tmp_path / "out", options)
-    assert len(texts_of(data, "train")) == 8
-    assert texts_of(data, "validation")[0].endswith(".\nIt goes on.")
-
-
 def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
     for split, text in (("train", "learn this"), ("valid", "and hold this out"), ("test", "last")):
         source(tmp_path / "own" / split, [text])
@@ -143,14 +135,6 @@ def test_fails_to_go_on_with_other_text_or_options(
     (own / "stories.txt").write_text(text.replace("Story 0", "Story O"))
     with pytest.raises(UserError, match=r"the text has changed since the import into .* began"):
         imported(own, out)
-
-
-@pytest.mark.parametrize("texts", [["one"], ["one", "two"]])
-def test_fails_for_too_few_documents(tmp_path: Path, texts: list[str]) -> None:
-    own = source(tmp_path / "own", texts)
-    with pytest.raises(UserError, match=r"got none of the \d documents, as one in 5 is held out"):
-        for seed in range(20):
-            imported(own, tmp_path / f"out{seed}", seed=seed)
 
 
 def own_tokenizer(folder: Path, **parts: Any) -> Path:
