@@ -38,9 +38,6 @@ def test_a_painted_box_stays_under_its_box(
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[y : y + h, x : x + w] = 255
     view = SMALL.drawn(height, width, generator(seed))
-    assert 0 <= view.left < view.right <= width and 0 <= view.top < view.bottom <= height
-    shorter, longer = sorted((view.height, view.width))
-    assert longer <= 200 and (shorter in SMALL.scales or longer >= 198), "a size of the recipe"
     seen = np.asarray(view.of(Image.fromarray(pixels)))[..., 0] / 255
     assert seen.shape == (view.height, view.width)
     boxes, is_kept = view.boxes(torch.tensor([[x, y, w, h]], dtype=torch.float64))
@@ -58,6 +55,16 @@ def test_a_painted_box_stays_under_its_box(
     inside = seen[np.ix_((rows > top + reach) & (rows < bottom - reach),
                          (columns > left + reach) & (columns < right - reach))]  # fmt: skip
     assert (inside > 0.99).all()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_view_lies_in_its_image_and_has_a_size_of_the_recipe(seed: int) -> None:
+    height, width = torch.randint(20, 700, (2,), generator=generator(seed)).tolist()
+    view = SMALL.drawn(height, width, generator(seed + 1000))
+    assert 0 <= view.left < view.right <= width
+    assert 0 <= view.top < view.bottom <= height
+    assert max(view.height, view.width) <= 200
+    assert min(view.height, view.width) in SMALL.scales or max(view.height, view.width) >= 198
 
 
 def test_views_are_a_function_of_the_generator_and_use_all_kinds() -> None:

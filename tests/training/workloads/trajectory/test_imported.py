@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from contract.errors import UserError
+from tests.training.forked import ForkedTrainer
+from tests.training.runs import wait_for
 from training.cli.main import main
 from training.durable.sources import SourceFile
 from training.workloads.trajectory.clip_dataset import open_dataset
@@ -301,16 +303,20 @@ def test_fails_for_a_video_without_pyav(videos: Path, monkeypatch: pytest.Monkey
         _read_clip(file, UNIFORM)
 
 
-def test_an_import_that_is_killed_goes_on_to_the_same_bytes(videos: Path, tmp_path: Path) -> None:
+def test_an_import_that_is_killed_goes_on_to_the_same_bytes(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert main(command(videos, tmp_path / "whole")) == 0
     out = tmp_path / "out"
     words = [sys.executable, "-m", "training", *command(videos, out)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+    with Path(os.devnull).open("wb") as log:
+        process = ForkedTrainer(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     while not (out / DECODED).is_file() or not (out / DECODED).read_text().count("\n"):
         time.sleep(0.01)
         assert process.poll() is None, "it ended before it was killed"
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    wait_for(lambda: process.poll() is not None)
     done = (out / DECODED).read_text().count("\n")
     assert 0 < done < 16
     with (out / DECODED).open("a") as lines:
