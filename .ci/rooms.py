@@ -71,13 +71,15 @@ def test(room: str) -> bool:
     """Run a room's tests alone; return whether they pass."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="room-") as name:
-        folder = Path(name)
-        copy(room, folder)
-        install(room, folder / ".venv")
+        folder, asked = Path(name, room), ROOMS[room].get("asks")
+        for each in filter(None, (room, asked)):
+            copy(each, Path(name, each))
+            install(each, Path(name, each, ".venv"))
         installed = time.monotonic() - began
         bin_folder = folder / ".venv/bin"
         command = [bin_folder / "python", "-m", "pytest", "--quiet", f"tests/{room}"]
         environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "PYTHONPATH": str(folder)}
+        environment |= {"EMBEDDED_AWS": str(Path(name, asked))} if asked else {}
         environment |= {
             name: os.environ[name]
             for name in ("HOME", "PYTEST_DEBUG_TEMPROOT")

@@ -19,6 +19,14 @@ _NAME = re.compile(
     rf"{METRICS}(?P<writer>(?P<generation>[0-9]+)-[^-/]+)-(?P<first>[0-9]+)"
     r"(\.jsonl|-(?P<last>[0-9]+)-(?P<lines>[0-9]+)\.jsonl\.gz)"
 )
+# What SageMaker looks for in the lines that the trainer prints, by regular expression.
+METRIC_DEFINITIONS = {
+    "loss": r" loss ([-+.\de]+|nan|inf) lr ",
+    "learning_rate": r" lr ([-+.\de]+) ",
+    "samples_per_second": r" (\d+) samples/s",
+    "percent_waiting_for_data": r", (\d+)% waiting for data",
+    "committed_step": r"\[checkpoint\] step (\d+), ",
+}
 # The fields that every reader relies on, by the line's kind.
 _FIELDS: dict[str, dict[str, type]] = {
     "step": {"step": int, "stage": str},

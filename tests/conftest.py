@@ -38,7 +38,7 @@ LONGEST_FIRST = (
     "userdata/test_examples.py",
     "training/proof/check/test_check.py",
     "training/cli/test_measure.py",
-    "training/proof/torture/test_s3.py",
+    "across/test_torture_s3.py",
     "userdata/test_sagemaker_script.py",
     "userdata/test_dataset_step.py",
     "training/durable/attempt/test_ranks.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import doubled_classes, sources
+from benchmarks.house import doubled_classes, rooms, sources
 
 REPOSITORY = Path(__file__).parent.parent
 # Spelled in two parts, so that this file does not find itself.
@@ -126,6 +126,21 @@ def test_boot_programs_are_small_and_stop_at_the_first_error() -> None:
     for path in scripts:
         assert path.read_text().count("\n") <= 80, path
         assert "set -o errexit" in path.read_text(), path
+
+
+def test_the_readme_says_how_large_each_room_is() -> None:
+    """To within a tenth, so that only a change that a reader would notice is one of this page."""
+    readme = (REPOSITORY / "README.md").read_text()
+    stated = re.findall(r"^\| (?:`[a-z.]+`, )*`([a-z_/]+)/` \| ([0-9,]+) \|", readme, re.MULTILINE)
+    found = rooms(REPOSITORY, sources(REPOSITORY))
+    sizes = {str(row["room"]): int(row["code lines"]) for row in found}
+    wrong = {
+        room: sizes[room]
+        for room, number in stated
+        if abs(int(number.replace(",", "")) - sizes[room]) > sizes[room] / 10
+    }
+    assert len(stated) > 10
+    assert wrong == {}, "python -m benchmarks house"
 
 
 def test_the_readme_names_only_targets_that_exist() -> None:

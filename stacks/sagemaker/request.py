@@ -13,21 +13,13 @@ from typing import Any
 import botocore.session
 from botocore.model import Shape
 
+from contract.metrics import METRIC_DEFINITIONS
 from contract.trainer_options import RANKS
 from sizing import catalogue
 
 # Stopping conditions reach up to 28 days; an account's quota may be 5.
 _MAX_SECONDS = 28 * 24 * 3600
 _JOB_NAME_LENGTH = 63
-# What SageMaker extracts from our trainer's log; its charts have no steps, only times.
-# tests/training/cli/test_sagemaker.py holds these against lines that the trainer prints.
-METRIC_DEFINITIONS = {
-    "loss": r" loss ([-+.\de]+|nan|inf) lr ",
-    "learning_rate": r" lr ([-+.\de]+) ",
-    "samples_per_second": r" (\d+) samples/s",
-    "percent_waiting_for_data": r", (\d+)% waiting for data",
-    "committed_step": r"\[checkpoint\] step (\d+), ",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

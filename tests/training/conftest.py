@@ -1,6 +1,9 @@
 """A small dataset, both kinds of store, and runs in this process or in a forked one."""
 
 import importlib
+import os
+import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,9 +93,29 @@ def forked_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "subprocess", names)
 
 
+def _of_another_environment(folder: Path) -> Iterator[str]:
+    command = [folder / ".venv/bin/python", "-m", "embedded_aws", "--port=0"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"AWS_ENDPOINT_URL=(\S+)", line):
+                yield found[1]
+                break
+        process.send_signal(signal.SIGINT)
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The embedded AWS's own front, without the account that it fills at a start."""
+    """The embedded AWS's own front, without the account that it fills at a start.
+
+    EMBEDDED_AWS, if set, is the folder of another environment that has the embedded AWS.
+    """
+    if folder := os.environ.get("EMBEDDED_AWS"):
+        yield from _of_another_environment(Path(folder))
+        return
     # A machine with a GPU may have neither moto nor boto3.
     from embedded_aws.front import Front
     from tests.training.serving import served

@@ -97,6 +97,8 @@ def run_module(
                 runpy.run_module(words[2], run_name="__main__")
             except SystemExit as end:
                 code = end.code
+            except ImportError as error:  # as where the room is tested alone
+                return Done(1, "", str(error))
         return Done(int(code or 0), out.getvalue(), err.getvalue())
 
     return subprocess.CompletedProcess(list(words), *in_fork(act))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from contract.errors import UserError
-from stacks.sagemaker.request import METRIC_DEFINITIONS
+from contract.metrics import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from training.cli.make_dataset import _RateBar
+from training.cli.data import _RateBar
 from training.durable.report import progress as module
 from training.durable.report.progress import FileProgressBar, ProgressBar, _rich_progress
 
