@@ -72,7 +72,7 @@ def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
 
 def at_one_size() -> None:
     """In a fork: of the other micro-batches a command counts the same, for seconds."""
-    measure.train_footprints = partial(train_footprints, factors=(1,))
+    measure._measured = partial(_measured, factors=(1,))
 
 
 def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
@@ -203,8 +203,7 @@ class _InBackward:
 def test_footprints_of_a_function_are_written_beside_those_of_others(tmp_path: Path) -> None:
     out = tmp_path / "footprints.json"
     for name in ("linear", "with_loss"):
-        counting = ["count", f"{MODELS}:{name}", "--batch", "8", "--out", str(out)]
-        done = command(counting, at_one_size)
+        done = command(["count", f"{MODELS}:{name}", "--batch", "8", "--out", str(out)])
         assert done.code == 0
         assert json.loads(done.out)
     content = json.loads(out.read_text())
