@@ -13,7 +13,7 @@ if _NODE.exists():
 from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
-from contract.run_image import IMAGE_STACK  # noqa: E402
+from contract.stack_names import IMAGE_STACK  # noqa: E402
 from sizing import PRICE_REGION  # noqa: E402
 from stacks import (  # noqa: E402
     DatasetStack,
@@ -48,28 +48,20 @@ def build(
         name = parameters.name_of(construct_id)
         return {"construct_id": construct_id, "stack_name": name, "env": env}
 
-    dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
-    key_arn = parameters.kms
+    data = {
+        "dataset_bucket_name": parameters.dataset_bucket,
+        "run_bucket_name": parameters.run_bucket,
+        "key_arn": parameters.kms,
+    }
     shared: list[Stack] = []
     # CloudFormation refuses empty stacks: with both buckets adopted, DatasetStack is left out.
-    if not (dataset_bucket_name and run_bucket_name):
+    if not (parameters.dataset_bucket and parameters.run_bucket):
         dataset_stack = DatasetStack(app, **named("DatasetStack"), parameters=parameters)
-        dataset_bucket_name = dataset_stack.dataset_bucket_name
-        run_bucket_name = dataset_stack.run_bucket_name
-        key_arn = dataset_stack.key_arn
+        data = {name: getattr(dataset_stack, name) for name in data}
         shared.append(dataset_stack)
     queues: list[Stack] = []
     if parameters.sweep.instances:
-        queues = [
-            SweepStack(
-                app,
-                **named("SweepStack"),
-                parameters=parameters,
-                dataset_bucket_name=dataset_bucket_name,
-                run_bucket_name=run_bucket_name,
-                key_arn=key_arn,
-            )
-        ]
+        queues = [SweepStack(app, **named("SweepStack"), parameters=parameters, **data)]
         for stack in shared:
             queues[0].add_stack_dependency(stack)
     vpc_id, subnet_ids = parameters.vpc, parameters.subnets
@@ -81,9 +73,7 @@ def build(
         app,
         **named(parameters.training),
         parameters=parameters,
-        dataset_bucket_name=dataset_bucket_name,
-        run_bucket_name=run_bucket_name,
-        key_arn=key_arn,
+        **data,
         vpc_id=vpc_id,
         subnet_ids=subnet_ids,
         wheels=wheels,

@@ -60,17 +60,17 @@ def describe(
         command = [sys.executable, "-m", "training", *words]
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UserError(_refusal(workload, said, source))
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(_refusal(workload, last, source))
     # Lines before the last are what the workload's own modules print.
     return WorkloadDescription(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _refusal(workload: str, said: str, source: Path | None) -> str:
+def _refusal(workload: str, message: str, source: Path | None) -> str:
     """Return the trainer's own sentence, or the last line of a traceback of the workload's code."""
-    if said.startswith("error: "):
-        return said.removeprefix("error: ")
+    if message.startswith("error: "):
+        return message.removeprefix("error: ")
     advice = "correct it"
-    if source is not None and said.startswith("ModuleNotFoundError"):
+    if source is not None and message.startswith("ModuleNotFoundError"):
         advice = f"add it to {source}, or to its requirements.txt and also install it here"
-    return f"workload {workload!r} cannot be imported: {said}; {advice}"
+    return f"workload {workload!r} cannot be imported: {message}; {advice}"

@@ -1,4 +1,4 @@
-"""What a machine has got done in a boot step: files and bytes; never time, nor what it prints.
+"""The progress of a machine in a boot step: files and bytes; never time, nor what it prints.
 
 The machine keeps it in its own object of the run (contract.keys.progress_key), about once a minute
 while it grows; the Guard takes what has grown between its calls for a sign of life.

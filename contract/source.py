@@ -111,9 +111,9 @@ def _listed(source: Path) -> Iterator[Path]:
         yield from _walked(source)
         return
     if done.returncode != 0:
-        said = os.fsdecode(done.stderr).strip()
-        if "not a git repository" not in said:
-            raise UserError(f"source is {str(source)!r}, whose files git does not list: {said}")
+        message = os.fsdecode(done.stderr).strip()
+        if "not a git repository" not in message:
+            raise UserError(f"source is {str(source)!r}, whose files git does not list: {message}")
         yield from _walked(source)
         return
     if not done.stdout and _is_ignored(source, clean):

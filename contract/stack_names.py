@@ -5,9 +5,11 @@ therefore begin with a prefix that no other project uses, and whatever deploys l
 """
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
 
-from contract.run_image import IMAGE_STACK
-
+# The beginning of the construct id of a stack that keeps a run's image.
+IMAGE_STACK = "RunImage-"
 # By construct id. DescribeStacks, ListStacks and the template have it, and all that was ever
 # deployed has these words: whoever changes one makes earlier deployments look like others' stacks.
 DESCRIPTIONS: Mapping[str, str] = {
@@ -23,6 +25,24 @@ DESCRIPTIONS: Mapping[str, str] = {
 def training_stack(name: str = "") -> str:
     """Return the construct id of one run's stack; with `-c name=`, several can exist."""
     return f"Training-{name}" if name else "TrainingStack"
+
+
+def image_stack(run_id: str, parameter: str) -> str:
+    """Return the construct id of the stack that keeps what a parameter names at a run's start.
+
+    It depends on all that the template does, so a stack of that name never changes.
+    """
+    digest = sha256(f"{run_id} {parameter}".encode()).hexdigest()[:8]
+    # A stack's name has no underscores.
+    return f"{IMAGE_STACK}{run_id.replace('_', '-')}-{digest}"
+
+
+def image_of(described: Mapping[str, Any]) -> str:
+    """Return the image of a stack that DescribeStacks describes; empty if it has none."""
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in described.get("Outputs") or []}
+    # Training stacks deployed before 2026-12 have it as the value of an SSM-typed parameter.
+    resolved = [each.get("ResolvedValue", "") for each in described.get("Parameters") or []]
+    return str(outputs.get("Image") or next((id for id in resolved if id.startswith("ami-")), ""))
 
 
 def description_of(construct_id: str) -> str:

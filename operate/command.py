@@ -78,8 +78,8 @@ def _explain(error: Exception) -> NoReturn:
             "docs/runs.md has the policy to attach to them"
         ) from error
     if isinstance(error, CredentialsError | NoRegionError | NoCredentialsError):
-        said = str(error).rstrip(".")
-        raise UserError(f"{said}: export AWS_REGION and AWS_PROFILE, or name a folder") from error
+        lacks = str(error).rstrip(".")
+        raise UserError(f"{lacks}: export AWS_REGION and AWS_PROFILE, or name a folder") from error
     raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
 
 

@@ -108,11 +108,11 @@ def _num_before(event: Entry, lines: list[Entry]) -> int:
 def _event_text(event: Entry) -> str:
     """Return an event's name, message and other fields."""
     status = "" if event.get("status") in (None, "info") else f" [{event['status']}]"
-    said = [str(event["message"])] if event.get("message") else []
+    parts = [str(event["message"])] if event.get("message") else []
     for name, value in event.items():
         if name not in _NOT_SHOWN and value not in (None, [], "", {}):
-            said.append(f"{name} {value}")
-    return f"{event['name']}{status}: {', '.join(said)}".removesuffix(": ")
+            parts.append(f"{name} {value}")
+    return f"{event['name']}{status}: {', '.join(parts)}".removesuffix(": ")
 
 
 def as_line(entry: Entry) -> str:

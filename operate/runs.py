@@ -82,12 +82,12 @@ def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
         for stack in page["Stacks"]:
             if stack.get("Description") not in DESCRIPTIONS.values():
                 continue  # another project's outputs may have the same names
-            told = {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
-            uri = told.get("RunUri")
-            if uri and "GuardFunction" in told:  # else an older deployment
-                deployed[uri] = OperatedRun(uri=uri, stack=stack["StackName"], outputs=told)
-            named = uri or told.get("SweepsUri") or "//"
-            if bucket := told.get("RunBucketName") or named.split("/")[2]:
+            outputs = {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
+            uri = outputs.get("RunUri")
+            if uri and "GuardFunction" in outputs:  # else an older deployment
+                deployed[uri] = OperatedRun(uri=uri, stack=stack["StackName"], outputs=outputs)
+            named = uri or outputs.get("SweepsUri") or "//"
+            if bucket := outputs.get("RunBucketName") or named.split("/")[2]:
                 buckets[bucket] = None
     return deployed, buckets
 

@@ -109,8 +109,8 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
 
 def _time(key: str) -> float:
     """Return an event's time by its machine's clock, with which its key begins."""
-    told = datetime.strptime(key.removeprefix(EVENTS)[:15], "%Y%m%dT%H%M%S")
-    return told.replace(tzinfo=UTC).timestamp()
+    when = datetime.strptime(key.removeprefix(EVENTS)[:15], "%Y%m%dT%H%M%S")
+    return when.replace(tzinfo=UTC).timestamp()
 
 
 def _steps(run: OperatedRun) -> Iterator[Mapping[str, Any]]:
@@ -146,13 +146,13 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     key = next((key for key in reversed(keys) if key.endswith(ends)), None)
     found = run.store.get(key) if key else None
     event = (History.event(found.data) if found else None) or {}
-    said = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
+    last = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
     waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
     return {
         "failed": f"`runs resume {run.id}`, once repaired: {sight.head and sight.head.reason}",
-        "stopped": f"`runs resume {run.id}` ({said or 'its fleet is at zero'})",
+        "stopped": f"`runs resume {run.id}` ({last or 'its fleet is at zero'})",
         "waiting": f"a machine, for {waiting} so far",
-        "starting": f"its machine to start training (last event: {said or 'none'})",
+        "starting": f"its machine to start training (last event: {last or 'none'})",
         "stopping": "its machine to save and end",
         "interrupted": "another attempt: start the same command again, or deploy its stack",
         "silent": "another attempt: its machine has written nothing for two minutes",
@@ -185,28 +185,22 @@ def list_runs(place: str | None) -> list[dict[str, Any]]:
 
 
 def _row(
-    run: OperatedRun, head: bytes | None, config: bytes | None, guard: bytes | None
-) -> dict[str, Any]:
-    """Return what is known of a run; one that cannot be read must not hide the others."""
-    try:
-        return {"run": run.id, **_read_row(run, head, config, guard), "stack": run.stack or None}
-    except UserError as error:
-        print(f"[warning] {error}", file=sys.stderr)
-        unknown = ("committed_step", "attempts", "trains", "hours", "usd")
-        about = {"state": "unreadable", **dict.fromkeys(unknown)}
-        return {"run": run.id, **about, "stack": run.stack or None}
-
-
-def _read_row(
     run: OperatedRun, found: bytes | None, config: bytes | None, guard: bytes | None
 ) -> dict[str, Any]:
-    head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
-    record = RunConfig.from_bytes(config, f"{run.uri}/{CONFIG}") if config else None
-    ledger = _read_ledger(run, guard)
-    state = head.state.replace("released", "interrupted") if head else "starting"
-    if run.stack and not (head and head.is_ended):
-        state = look(run).state
-    return {
+    """Return what is known of a run; one that cannot be read must not hide the others."""
+    names = ("committed_step", "attempts", "trains", "hours", "usd")
+    row = {"run": run.id, "state": "unreadable", **dict.fromkeys(names), "stack": run.stack or None}
+    try:
+        head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
+        record = RunConfig.from_bytes(config, f"{run.uri}/{CONFIG}") if config else None
+        ledger = _read_ledger(run, guard)
+        state = head.state.replace("released", "interrupted") if head else "starting"
+        if run.stack and not (head and head.is_ended):
+            state = look(run).state
+    except UserError as error:
+        print(f"[warning] {error}", file=sys.stderr)
+        return row
+    return row | {
         "state": state,
         "committed_step": committed_step(head),
         "attempts": head.generation if head else 0,

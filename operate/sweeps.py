@@ -108,7 +108,7 @@ def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
         return {"run": sweep.id, "done": "is stopped, its runs saved"}
     live = sweep.live()
     sweep.queued.end([job for _, job in live], reason or "runs stop")
-    say(f"{len(live)} jobs are told to end; running ones save first, and SageMaker takes 120 s")
+    say(f"{len(live)} jobs are asked to end; running ones save first, and SageMaker takes 120 s")
     while any(not each.is_over for jobs in sweep.queued.look().values() for each in jobs):
         time.sleep(_POLL_SECONDS)
     return {"run": sweep.id, "done": f"is stopped: {len(live)} jobs have saved and ended"}

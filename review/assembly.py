@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from contract.run_image import image_of
+from contract.stack_names import image_of
 from sizing import PRICE_REGION
 
 # Besides the stacks' code, these packages decide what a template contains.
@@ -47,6 +47,17 @@ class StackSide:
     @property
     def resources(self) -> Mapping[str, Any]:
         return self.template.get("Resources") or {}
+
+    def of_type(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the properties of each resource of a type."""
+        found = (each for each in self.resources.values() if each["Type"] == name)
+        return [each.get("Properties") or {} for each in found]
+
+    @property
+    def launch_templates(self) -> list[Mapping[str, Any]]:
+        """The data of each launch template."""
+        found = self.of_type("AWS::EC2::LaunchTemplate")
+        return [each.get("LaunchTemplateData", {}) for each in found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from review.assembly import StackSide
 from review.changes import Change
 from review.costs import LEFT_OUT
 from review.run_effects import read_run_env
@@ -128,7 +129,7 @@ def _difference_rows(changes: Sequence[Change]) -> Iterable[tuple[str, str, str,
                 yield name, _code(path), _code(short(before)), _code(short(after))
         if change.type == "AWS::EC2::LaunchTemplate":
             old, new = (
-                read_run_env({"Resources": {"It": side}}) if side else {}
+                read_run_env(StackSide(template={"Resources": {"It": side}})) if side else {}
                 for side in (change.old, change.new)
             )
             for variable in dict.fromkeys([*old, *new]):

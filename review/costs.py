@@ -119,11 +119,7 @@ def _resource_usd_per_month(resource: Mapping[str, Any]) -> float:
                 * service_prices.HOURS_PER_MONTH
             )
         case "AWS::EC2::Volume":
-            return service_prices.HOURS_PER_MONTH * service_prices.gp3_usd_per_hour(
-                float(properties.get("Size", 0)),
-                float(properties.get("Iops", 0)),
-                float(properties.get("Throughput", 0)),
-            )
+            return service_prices.HOURS_PER_MONTH * _volume_usd(properties, "Size")
         case "AWS::Lambda::Function":
             calls = service_prices.HOURS_PER_MONTH * 60 / _GUARD_MINUTES
             gb_seconds = calls * _GUARD_SECONDS * float(properties.get("MemorySize", 128)) / 1024
@@ -310,10 +306,7 @@ def _training_stack(side: Side) -> StackSide | None:
 
 
 def _first(stack: StackSide | None, type_name: str) -> Mapping[str, Any]:
-    for resource in stack.resources.values() if stack else ():
-        if resource["Type"] == type_name:
-            return resource.get("Properties") or {}
-    return {}
+    return next(iter(stack.of_type(type_name) if stack else ()), {})
 
 
 def _volume(disk: Mapping[str, Any]) -> str:
@@ -332,12 +325,9 @@ def _factor(size: str, region: str) -> float:
     return catalogue.hourly_price(size, region, assume=True).usd_per_hour / usual if usual else 1.0
 
 
-def _volume_usd(disk: Mapping[str, Any]) -> float:
-    return service_prices.gp3_usd_per_hour(
-        float(disk.get("VolumeSize") or 0),
-        float(disk.get("Iops") or 0),
-        float(disk.get("Throughput") or 0),
-    )
+def _volume_usd(disk: Mapping[str, Any], size: str = "VolumeSize") -> float:
+    names = (size, "Iops", "Throughput")
+    return service_prices.gp3_usd_per_hour(*(float(disk.get(name) or 0) for name in names))
 
 
 def _text_row(name: str, before: str | None, after: str | None) -> CostRow:

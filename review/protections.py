@@ -63,11 +63,8 @@ def _unheard(change: Change, head: Side) -> Iterator[Objection]:
     topic = change.old_properties.get("TopicArn")
     if change.type != "AWS::SNS::Subscription" or change.action != "removed":
         return
-    resources = head.stacks[change.stack].resources.values()
-    if not any(
-        each["Type"] == change.type and each["Properties"]["TopicArn"] == topic
-        for each in resources
-    ):
+    subscriptions = head.stacks[change.stack].of_type(change.type)
+    if not any(each["TopicArn"] == topic for each in subscriptions):
         who = spell(change.old_properties.get("Endpoint", ""))
         yield change.objection(
             f"{who} no longer gets the alarms, and nobody else does",

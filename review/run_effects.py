@@ -1,11 +1,11 @@
-"""The effects of a deploy on a run in progress, and on its next machine.
+"""The effects of a deploy on a run in progress, on its next machine, and on their image.
 
 One fleet is one run; the run follows the config.json of its first attempt. AWS's documents disagree
 on whether a new version of the launch template replaces the fleet (docs/deploy.md).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from contract.run_env import Name
@@ -42,28 +42,23 @@ _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
     """Return sentences, the most important first; none if no run is affected."""
-    return [
+    found = [
         sentence
         for change in changes
         if change.type == "AWS::S3::Bucket"
         for sentence in _bucket_effects(change, base)
-    ] + [
-        sentence
-        for name in sorted(head.stacks)
-        if name in base.stacks
-        for sentence in _of_stack(
-            base.stacks[name],
-            head.stacks[name],
-            [change for change in changes if change.stack == name],
-        )
     ]
+    for name in sorted(head.stacks.keys() & base.stacks.keys()):
+        own = [change for change in changes if change.stack == name]
+        found += _of_stack(base.stacks[name], head.stacks[name], own)
+    return [*found, *_image_effects(base, head)]
 
 
 def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
     """Yield the effects of a bucket that is removed, or that keeps old versions for less time."""
     if change.action in ("replaced", "removed"):
         for name, content in _CONTENTS.items():
-            uris = (read_run_env(stack.template).get(name, "") for stack in base.stacks.values())
+            uris = (read_run_env(stack).get(name, "") for stack in base.stacks.values())
             if any(change.logical_id in uri for uri in uris):
                 yield f"**{change.path} is {change.action}**: {content}."
     before, after = _days_kept(change.old_properties), _days_kept(change.new_properties)
@@ -83,7 +78,7 @@ def _days_kept(bucket: Mapping[str, Any]) -> int:
 
 def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
     fleets = [change for change in changes if change.type == "AWS::EC2::SpotFleet"]
-    old, new = read_run_env(base.template), read_run_env(head.template)
+    old, new = read_run_env(base), read_run_env(head)
     is_new_run = old.get("RUN_ID") != new.get("RUN_ID")
     for fleet in fleets:
         yield from _fleet_effects(fleet, old, new, is_new_run)
@@ -179,7 +174,7 @@ def _next_attempt(
             "The code bundle changes: a run that has started continues with the bundle that its "
             "config.json names; only a new run uses this one."
         )
-    if _boot_script(base.template) != _boot_script(head.template):
+    if _parts(base)[1] != _parts(head)[1]:
         yield "The boot script changes for the next instance."
     yield from _numerics(base, head)
 
@@ -208,7 +203,7 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
 
 
 def _orphans(head: StackSide) -> Iterator[str]:
-    for data in launch_templates(head.resources.values()):
+    for data in head.launch_templates:
         for disk in data.get("BlockDeviceMappings") or []:
             # EC2 keeps every volume but the root by default.
             if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
@@ -221,26 +216,25 @@ def _orphans(head: StackSide) -> Iterator[str]:
 def _gpus_of_fleet(side: StackSide) -> set[str]:
     return {
         known.gpu
-        for resource in side.resources.values()
-        if resource["Type"] == "AWS::EC2::SpotFleet"
-        for name, size in leaves(resource["Properties"])
+        for fleet in side.of_type("AWS::EC2::SpotFleet")
+        for name, size in leaves(fleet)
         if name.endswith(".InstanceType") and (known := catalogue.instances().get(size))
     }
 
 
 def _key(side: StackSide) -> str:
     """Return the key of the machines' volumes, which is also the buckets'."""
-    for data in launch_templates(side.resources.values()):
+    for data in side.launch_templates:
         if disks := data.get("BlockDeviceMappings"):
             return spell((disks[0].get("Ebs") or {}).get("KmsKeyId", ""))
     return ""
 
 
 def _gpus(side: StackSide) -> str:
-    for data in launch_templates(side.resources.values()):
-        known = catalogue.instances().get(str(data.get("InstanceType")))
-        return f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
-    return ""
+    data = next(iter(side.launch_templates), {})
+    size = str(data.get("InstanceType", ""))
+    known = catalogue.instances().get(size)
+    return f"{known.num_gpus} x {known.gpu}" if known else size
 
 
 def _surroundings(changes: Sequence[Change], is_new_run: bool) -> Iterator[str]:
@@ -290,11 +284,8 @@ def _limit_effects(change: Change) -> Iterator[str]:
 
 def _has_deadline(stack: StackSide) -> bool:
     """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
-    return any(
-        _variables(each.get("Properties") or {}).get(_DEADLINE, _NONE) != _NONE
-        for each in stack.resources.values()
-        if each["Type"] == "AWS::Lambda::Function"
-    )
+    functions = stack.of_type("AWS::Lambda::Function")
+    return any(_variables(each).get(_DEADLINE, _NONE) != _NONE for each in functions)
 
 
 def _deadline_effects(before: str, after: str) -> Iterator[str]:
@@ -324,38 +315,84 @@ def _variables(properties: Mapping[str, object]) -> Mapping[str, str]:
     return variables if isinstance(variables, dict) else {}
 
 
-def read_run_env(template: Mapping[str, Any]) -> dict[Name, str]:
+def read_run_env(stack: StackSide) -> dict[Name, str]:
     """Return run.env's variables from the launch template, none if there is no run.env."""
-    return _parts(template)[0]
+    return _parts(stack)[0]
 
 
-def _boot_script(template: Mapping[str, Any]) -> str:
-    """Return what the user data runs after writing run.env."""
-    return _parts(template)[1]
-
-
-def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
-    resources = (template.get("Resources") or {}).values()
-    for data in launch_templates(resources):
+def _parts(stack: StackSide) -> tuple[dict[Name, str], str]:
+    """Return run.env's variables, and what the user data runs after writing run.env."""
+    for data in stack.launch_templates:
         found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
         if found:
             lines = [line.partition("=") for line in found.group(2).splitlines()]
             variables = {cast(Name, name): value.strip('"') for name, _, value in lines}
-            return _bundle(resources) | variables, found.group(3)
+            return _bundle(stack) | variables, found.group(3)
     return {}, ""
 
 
-def launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the data of each launch template."""
-    for resource in resources:
-        if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            yield resource["Properties"].get("LaunchTemplateData", {})
-
-
-def _bundle(resources: Iterable[Mapping[str, Any]]) -> dict[Name, str]:
+def _bundle(stack: StackSide) -> dict[Name, str]:
     """Return what the first boot adds to run.env: the value of the stack's parameter."""
-    for each in resources:
-        properties = each.get("Properties", {})
-        if str(properties.get("Name")).endswith("/bundle-uri"):
-            return {"BUNDLE_URI": spell(properties["Value"])}
+    for each in stack.of_type("AWS::SSM::Parameter"):
+        if str(each.get("Name")).endswith("/bundle-uri"):
+            return {"BUNDLE_URI": spell(each["Value"])}
     return {}
+
+
+def image_notes(base: Side, head: Side) -> Iterator[str]:
+    """Yield a sentence for each training stack."""
+    for name, had, starts in _images(base, head):
+        if had == starts:
+            yield f"{name} starts the image that it has: {_spelled(starts, base, head)}."
+        else:
+            has = f"; it has {_spelled(had, base, head)}" if had else ""
+            yield f"{name} starts {_spelled(starts, base, head)}{has}."
+
+
+def _image_effects(base: Side, head: Side) -> Iterator[str]:
+    """Yield a sentence for each run that may go on with another image."""
+    for name, had, starts in _images(base, head):
+        run = read_run_env(head.stacks[name]).get("RUN_ID")
+        if had in ("", starts) or run != read_run_env(base.stacks[name]).get("RUN_ID"):
+            continue
+        verb = "changes" if _is_id(starts) else "may change"
+        keep = "`make doctor` prints the command that keeps it"
+        yield (
+            f"**The image of {run} {verb}** ({_spelled(had, base, head)} → "
+            f"{_spelled(starts, base, head)}): with another torch, CUDA or driver the numerics key "
+            "changes; the receipt says so. "
+            f"{f'-c pytorch_ami_parameter={had} keeps it' if _is_id(had) else keep}."
+        )
+
+
+def _images(base: Side, head: Side) -> Iterator[tuple[str, str, str]]:
+    """Yield each training stack with the image that it has, if any, and the one that it starts.
+
+    Templates name the stack that keeps a run's image; only what is deployed has its id.
+    """
+    for name, stack in sorted(head.stacks.items()):
+        if wanted := _wanted(stack):
+            old, keeper = base.stacks.get(name), base.stacks.get(wanted)
+            had = (old.image or _wanted(old)) if old else ""
+            yield name, had, (keeper and keeper.image) or wanted
+
+
+def _wanted(stack: StackSide) -> str:
+    """Return the image's id, the stack that keeps it, or the parameter that names the newest."""
+    image = next(iter(stack.launch_templates), {}).get("ImageId", "")
+    if isinstance(image, dict) and "Ref" in image:
+        image = stack.template.get("Parameters", {}).get(image["Ref"], {}).get("Default")
+    return spell(image.get("Fn::ImportValue", image) if isinstance(image, dict) else image)
+
+
+def _is_id(image: str) -> bool:
+    return image.startswith("ami-")
+
+
+def _spelled(image: str, base: Side, head: Side) -> str:
+    if image in base.stacks:
+        return f"the one that {image} keeps"
+    if image not in head.stacks:
+        return image if _is_id(image) else f"the newest of {image}"
+    (keeper,) = head.stacks[image].resources.values()
+    return f"the newest of {str(keeper['Properties']['Value'])[14:-2]}, which {image} then keeps"

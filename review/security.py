@@ -178,8 +178,8 @@ def find_security_changes(
     """List the changes of permissions and protections, widening ones first."""
     runs = {}
     for name in {each.stack for each in changes}:
-        templates = [each.stacks[name].template for each in (base, head) if name in each.stacks]
-        ids = [read_run_env(each).get("RUN_ID", "") for each in templates]
+        both = [each.stacks[name] for each in (base, head) if name in each.stacks]
+        ids = [read_run_env(each).get("RUN_ID", "") for each in both]
         # If the run id stays the same, it is not neutralized.
         runs[name] = ids if all(ids) and len({*ids}) == 2 else ["", ""]
     found = [item for change in _renamed(changes, runs) for item in _of(change)]

@@ -9,13 +9,13 @@ from contract.stack_names import other_prefixes
 from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
-from review.images import image_effects, image_notes
 from review.objections import STATEFUL, find_losses, find_refusals
 from review.protections import find_weakened
-from review.run_effects import find_run_effects
+from review.run_effects import find_run_effects, image_notes
 from review.security import SecurityChange, find_security_changes
 
 FailOn = Literal["data-loss", "destructive", "never"]
+_FACTS = ("stack", "logical_id", "path", "type", "action", "why")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,15 +59,8 @@ class Review:
             "refused": [dataclasses.asdict(refusal) for refusal in self.refusals],
             "weakened": [dataclasses.asdict(each) for each in self.weakened],
             "changes": [
-                {
-                    "stack": change.stack,
-                    "logical_id": change.logical_id,
-                    "path": change.path,
-                    "type": change.type,
-                    "action": change.action,
-                    "why": change.why,
-                    "properties": [path for path, _, _ in change.differences()],
-                }
+                {name: getattr(change, name) for name in _FACTS}
+                | {"properties": [path for path, _, _ in change.differences()]}
                 for change in self.changes
             ],
             "security": [dataclasses.asdict(each) for each in self.security],
@@ -90,7 +83,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
         refusals=find_refusals(base, head, changes),
         weakened=find_weakened(head, changes),
         security=find_security_changes(base, head, changes),
-        run_effects=[*find_run_effects(base, head, changes), *image_effects(base, head)],
+        run_effects=find_run_effects(base, head, changes),
         costs=cost_rows(base, head),
         prices=price_note(base, head),
         warnings=plan_warnings(head),
@@ -115,7 +108,7 @@ def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
         f"{name} is new: {len(head.stacks[name].resources)} resources."
         for name in sorted(head.stacks.keys() - base.stacks.keys())
     ] + [
-        f"**{name} is built beside {prefix}{each.construct_id}, with nothing in it**: "
+        f"**{name} is built next to {prefix}{each.construct_id}, with nothing in it**: "
         f"`-c prefix={prefix}` updates that one instead."
         for name, each in sorted(head.stacks.items())
         if name not in base.stacks

@@ -17,7 +17,7 @@ from contract.stack_names import DESCRIPTIONS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
-from stacks.parameters.protection import NEW_KEY
+from stacks.parameters.checks import NEW_KEY
 
 _NO_ACCESS_LOGS = (
     "Server access logs double the number of objects, and most training projects never read "
@@ -73,25 +73,22 @@ class DatasetStack(Stack):
         return kms.Key.from_key_arn(self, "DataKey", wanted) if wanted else None
 
     def _logs_bucket(self) -> s3.Bucket:
+        rule = s3.LifecycleRule(id="DropOldAccessLogs", expiration=ACCESS_LOGS_KEPT)
         # S3 delivers access logs only to buckets with S3-managed encryption.
-        bucket = s3.Bucket(
-            self,
-            "AccessLogs",
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            removal_policy=RemovalPolicy.RETAIN,
-            lifecycle_rules=[s3.LifecycleRule(id="DropOldAccessLogs", expiration=ACCESS_LOGS_KEPT)],
-        )
-        _keep_policy(bucket)
-        return bucket
+        managed = s3.BucketEncryption.S3_MANAGED
+        return self._closed_bucket("AccessLogs", encryption=managed, lifecycle_rules=[rule])
 
     def _kept_bucket(self, construct_id: str, *, is_versioned: bool) -> s3.Bucket:
+        versions_kept = Duration.days(self._versions_kept_days)
+        rule = s3.LifecycleRule(
+            id="DropWhatNobodyCanRead",
+            abort_incomplete_multipart_upload_after=Duration.days(1),
+            noncurrent_version_expiration=versions_kept if is_versioned else None,
+            # In a versioned bucket, an expired object leaves a delete marker forever.
+            expired_object_delete_marker=True if is_versioned else None,
+        )
         encryption = s3.BucketEncryption.KMS if self._key else s3.BucketEncryption.S3_MANAGED
-        bucket = s3.Bucket(
-            self,
+        bucket = self._closed_bucket(
             construct_id,
             encryption=encryption,
             encryption_key=self._key,
@@ -99,28 +96,29 @@ class DatasetStack(Stack):
             bucket_key_enabled=True if self._key else None,
             server_access_logs_bucket=self._access_logs,
             server_access_logs_prefix=f"{construct_id}/" if self._access_logs else None,
+            versioned=is_versioned,
+            lifecycle_rules=[rule],
+        )
+        if self._access_logs is None:
+            nag.acknowledge(bucket, {"S1": _NO_ACCESS_LOGS})
+        CfnOutput(self, f"{construct_id}Name", value=bucket.bucket_name)
+        return bucket
+
+    def _closed_bucket(self, construct_id: str, **more: Any) -> s3.Bucket:
+        """Create a bucket that nobody can open to the public, and that outlives the stack."""
+        bucket = s3.Bucket(
+            self,
+            construct_id,
             enforce_ssl=True,
             minimum_tls_version=1.2,
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            versioned=is_versioned,
             removal_policy=RemovalPolicy.RETAIN,
-            lifecycle_rules=[
-                s3.LifecycleRule(
-                    id="DropWhatNobodyCanRead",
-                    abort_incomplete_multipart_upload_after=Duration.days(1),
-                    noncurrent_version_expiration=(
-                        Duration.days(self._versions_kept_days) if is_versioned else None
-                    ),
-                    # In a versioned bucket, an expired object leaves a delete marker forever.
-                    expired_object_delete_marker=True if is_versioned else None,
-                )
-            ],
+            **more,
         )
-        _keep_policy(bucket)
-        if self._access_logs is None:
-            nag.acknowledge(bucket, {"S1": _NO_ACCESS_LOGS})
-        CfnOutput(self, f"{construct_id}Name", value=bucket.bucket_name)
+        # A kept bucket without its policy would accept plain HTTP and unconditional heads.
+        assert bucket.policy is not None
+        bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
         return bucket
 
     def _export(self, bucket: s3.IBucket) -> str:
@@ -131,12 +129,6 @@ class DatasetStack(Stack):
         """
         self.export_value(bucket.bucket_arn)
         return self.export_value(bucket.bucket_name)
-
-
-def _keep_policy(bucket: s3.Bucket) -> None:
-    # A kept bucket without its policy would accept plain HTTP and unconditional heads.
-    assert bucket.policy is not None
-    bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
 
 
 def _only_conditional_heads(bucket: s3.IBucket) -> iam.PolicyStatement:

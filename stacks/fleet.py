@@ -14,6 +14,7 @@ from constructs import Construct
 
 from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
+from stacks.permissions import allow, of_stack
 
 RESOURCE = "spot-fleet-request"
 DESCRIBE = "ec2:DescribeSpotFleetRequests"
@@ -43,28 +44,17 @@ def may_modify_fleet_of(stack: Stack, *, run_id: str = "") -> iam.PolicyStatemen
     # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
     # them. If it does not, the condition must not keep a finished run from going to zero.
     zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
-    return iam.PolicyStatement(
-        sid="ModifyOwnFleet",
-        actions=["ec2:ModifySpotFleetRequest"],
-        resources=[fleet_arn(stack)],
-        conditions={
-            "StringEquals": {
-                "aws:ResourceTag/Stack": stack.stack_name,
-                **({"aws:ResourceTag/RunId": run_id} if run_id else {}),
-            },
-            **({"StringEqualsIfExists": zero} if run_id else {}),
-        },
-    )
+    conditions = of_stack(stack)
+    if run_id:
+        conditions = {**of_stack(stack, RunId=run_id), "StringEqualsIfExists": zero}
+    call = ["ec2:ModifySpotFleetRequest"]
+    return allow("ModifyOwnFleet", call, [fleet_arn(stack)], conditions)
 
 
 def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
     """Allow cancelling only this stack's fleet: the Guard's fallback if modifying it is denied."""
-    return iam.PolicyStatement(
-        sid="CancelOwnFleet",
-        actions=["ec2:CancelSpotFleetRequests"],
-        resources=[fleet_arn(stack)],
-        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
-    )
+    call = ["ec2:CancelSpotFleetRequests"]
+    return allow("CancelOwnFleet", call, [fleet_arn(stack)], of_stack(stack))
 
 
 def own_fleet_reasons(scope: Construct) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The launch template: image, volumes, role and user data of an instance."""
 
+from typing import Any
+
 from aws_cdk import Size, Stack, Tags
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_kms as kms
@@ -73,33 +75,25 @@ class TrainingLaunchTemplate(Construct):
 
 
 def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec2.BlockDevice]:
-    rate = parameters.root_volume.initialization_mib_per_second
-    root = ec2.BlockDevice(
-        device_name=ROOT_DEVICE_NAME,
-        volume=ec2.BlockDeviceVolume.ebs(
-            parameters.root_volume.gib,
+    def disk(device_name: str, gib: int, **more: Any) -> ec2.BlockDevice:
+        volume = ec2.BlockDeviceVolume.ebs(
+            gib,
             volume_type=ec2.EbsDeviceVolumeType.GP3,
-            encrypted=True,
-            kms_key=key,
-            delete_on_termination=True,
-            volume_initialization_rate=Size.mebibytes(rate) if rate else None,
-        ),
-    )
-    if parameters.data_on == "nvme":
-        # Nothing would use the volume: EC2 attaches a size's instance store without a mapping.
-        return [root]
-    data = ec2.BlockDevice(
-        device_name=DATA_DEVICE_NAME,
-        volume=ec2.BlockDeviceVolume.ebs(
-            parameters.data_volume.gib,
-            volume_type=ec2.EbsDeviceVolumeType.GP3,
-            iops=parameters.data_volume.iops,
-            throughput=parameters.data_volume.mib_per_second,
             encrypted=True,
             kms_key=key,
             # EC2's default for non-root volumes is false: every interruption would leave a
             # 200 GiB orphan behind.
             delete_on_termination=True,
-        ),
-    )
-    return [root, data]
+            **more,
+        )
+        return ec2.BlockDevice(device_name=device_name, volume=volume)
+
+    root, data = parameters.root_volume, parameters.data_volume
+    rate = root.initialization_mib_per_second
+    faster = {"volume_initialization_rate": Size.mebibytes(rate)} if rate else {}
+    disks = [disk(ROOT_DEVICE_NAME, root.gib, **faster)]
+    # Nothing would use a volume on nvme: EC2 attaches a size's instance store without a mapping.
+    if parameters.data_on != "nvme":
+        speed = {"iops": data.iops, "throughput": data.mib_per_second}
+        disks.append(disk(DATA_DEVICE_NAME, data.gib, **speed))
+    return disks

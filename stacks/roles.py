@@ -15,6 +15,7 @@ from contract.keys import ARTIFACTS, GUARD
 from stacks import acknowledgments as nag
 from stacks.fleet import may_modify_fleet_of, own_fleet_reasons
 from stacks.monitoring.metrics import metrics_namespace
+from stacks.permissions import allow, allow_metrics_in, may_use_key_of, of_stack
 
 # AWS's list for a role that has only this to do: docs.aws.amazon.com/systems-manager/latest/
 # userguide/getting-started-add-permissions-to-existing-profile.html
@@ -37,15 +38,9 @@ def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
     def instance(name: str) -> str:
         return stack.format_arn(service="ec2", resource="instance", resource_name=name)
 
-    return iam.PolicyStatement(
-        sid="TerminateItself",
-        actions=["ec2:TerminateInstances"],
-        resources=[instance("*")],
-        conditions={
-            "ArnEquals": {"ec2:SourceInstanceARN": instance("${ec2:InstanceID}")},
-            "StringEquals": {"aws:ResourceTag/Stack": stack.stack_name},
-        },
-    )
+    itself = {"ArnEquals": {"ec2:SourceInstanceARN": instance("${ec2:InstanceID}")}}
+    conditions = {**itself, **of_stack(stack)}
+    return allow("TerminateItself", ["ec2:TerminateInstances"], [instance("*")], conditions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +144,7 @@ class InstanceRole(Construct):
             allow("FindFleetAndBundle", ["ssm:GetParameter"], names),
             may_modify_fleet_of(stack, run_id=run_id),
             may_terminate_itself(stack),
-            _may_publish_metrics_of(stack),
+            allow_metrics_in(metrics_namespace(stack.stack_name)),
             # Instead of SSH. The managed policy would let it read every parameter of the account.
             allow("SessionManager", SESSION_MANAGER, ["*"]),
         ):
@@ -171,25 +166,3 @@ class InstanceRole(Construct):
                 "named by a hash of their inputs.",
             },
         )
-
-
-def may_use_key_of(bucket: s3.IBucket, role: iam.Role) -> None:
-    """Allow S3's calls to a bucket's own key, if any: for reads, writes and parts of uploads."""
-    if bucket.encryption_key is not None:
-        bucket.encryption_key.grant(role, "kms:Decrypt", "kms:GenerateDataKey")
-
-
-def allow(sid: str, actions: list[str], resources: list[str]) -> iam.PolicyStatement:
-    """Return a statement without conditions."""
-    return iam.PolicyStatement(sid=sid, actions=actions, resources=resources)
-
-
-def _may_publish_metrics_of(stack: Stack) -> iam.PolicyStatement:
-    namespace = metrics_namespace(stack.stack_name)
-    return iam.PolicyStatement(
-        sid="PublishMetrics",
-        actions=["cloudwatch:PutMetricData"],
-        # The call takes no resources; the namespace limits it.
-        resources=["*"],
-        conditions={"StringEquals": {"cloudwatch:namespace": namespace}},
-    )

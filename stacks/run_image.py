@@ -10,8 +10,7 @@ from aws_cdk import CfnOutput, DefaultStackSynthesizer, Fn, Stack
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from contract.run_image import IMAGE_STACK
-from contract.stack_names import DESCRIPTIONS
+from contract.stack_names import DESCRIPTIONS, IMAGE_STACK
 
 
 class RunImageStack(Stack):

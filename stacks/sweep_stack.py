@@ -25,7 +25,8 @@ from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
 from stacks.parameters import StackParameters
 from stacks.parameters.fields import SweepQueue
-from stacks.roles import allow, may_use_key_of, named_buckets
+from stacks.permissions import allow, allow_metrics_in, may_use_key_of
+from stacks.roles import named_buckets
 
 JOB_TYPE = "SAGEMAKER_TRAINING"
 # The group of all training jobs' logs, and the namespace of their metrics.
@@ -42,7 +43,7 @@ _FAILURES = 3
 
 
 class SweepStack(Stack):
-    """A queue with its limit and shares, its jobs' permissions, and who is told of its faults."""
+    """A queue with its limit and shares, its jobs' permissions, and who gets mail of its faults."""
 
     def __init__(
         self,
@@ -261,12 +262,7 @@ class SweepJobRole(Construct):
             # It takes no resource.
             allow("SignInToRegistry", ["ecr:GetAuthorizationToken"], ["*"]),
             allow("WriteLog", log, [groups]),
-            iam.PolicyStatement(
-                sid="PublishMetrics",
-                actions=["cloudwatch:PutMetricData"],
-                resources=["*"],
-                conditions={"StringEquals": {"cloudwatch:namespace": _SAGEMAKER}},
-            ),
+            allow_metrics_in(_SAGEMAKER),
         ):
             self.role.add_to_policy(statement)
         may_use_key_of(run_bucket, self.role)

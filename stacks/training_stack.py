@@ -21,7 +21,7 @@ from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
-from stacks.plan import (
+from stacks.plan_at_synth import (
     annotate,
     epoch_seconds,
     least_busy_percent,

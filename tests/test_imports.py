@@ -33,7 +33,7 @@ PLANTED = {
     "what recognizes a run": ("training/durable/record/metrics.py", "import torch"),
     "expansion stands on torch alone": (
         "training/workloads/expansion/layout.py",
-        "import training.randomness",
+        "import training.numerics",
     ),
     "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.plan"),
     # A type import counts as any other.

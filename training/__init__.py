@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from training.engine.stage_checks import checked_order, problems, samples_of
     from training.evaluation_files import Captioned, write_moving, write_sheet, write_table
     from training.numerics import configure
-    from training.preflight.ladder import train_steps
+    from training.preflight.preflight import train_steps
     from training.processes import in_processes
     from training.program import commit
-    from training.randomness import derive_seed, drawing_from
+    from training.numerics import derive_seed, drawing_from
     from training.registry import load_workload, parse_overrides
     from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
     from training.settings import changed, check_choice, check_fields

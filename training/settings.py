@@ -54,8 +54,6 @@ def check_choice(name: str, value: Any, known: Iterable[str], other: str = "") -
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
-_Sharding: TypeAlias = Literal["none", "full"]
-_Reduction: TypeAlias = Literal["tree", "ring"]
 # "auto": as many processes per rank as this machine's vCPUs allow.
 LoaderWorkers: TypeAlias = int | Literal["auto"]
 _CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
@@ -144,8 +142,8 @@ class Settings:
     ema_buffers: bool = False
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
-    sharding: _Sharding = "none"
-    reduction: _Reduction = "tree"
+    sharding: Literal["none", "full"] = "none"
+    reduction: Literal["tree", "ring"] = "tree"
     loader_workers: LoaderWorkers = 0
 
     def __post_init__(self) -> None:

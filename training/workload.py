@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from contract.errors import UserError
 from training.durable import Brought, ClassFolders, DataReport, FinishedFiles, Output, SourceFile
-from training.randomness import drawing_from as drawing_from
-from training.randomness import shuffled
+from training.numerics import drawing_from as drawing_from
+from training.numerics import shuffled
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
 from training.stacking import stack

@@ -52,10 +52,8 @@ def main() -> int:
     fields: dict[str, Value] = {}
     if arguments.since is not None:
         fields["seconds"] = round(max(0.0, time.time() - arguments.since.stat().st_mtime), 3)
-    if arguments.message is not None:
-        fields["message"] = arguments.message
-    if arguments.place is not None:
-        fields["place"] = arguments.place
+    texts = {"message": arguments.message, "place": arguments.place}
+    fields |= {name: text for name, text in texts.items() if text is not None}
     leave_event(arguments.name, arguments.status, **fields)
     return 0
 

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ EBS_MODEL = "Amazon Elastic Block Store"
 WAIT_SECONDS = 60.0
 # linux/nvme_ioctl.h and the NVMe base specification: Identify, controller data structure.
 NVME_IOCTL_ADMIN_COMMAND = 0xC0484E41
+# nvme_passthru_cmd: opcode, address and size of the data, command word 10; all else is 0.
+NVME_COMMAND = struct.Struct("=B23xQ4xII28x")
 NVME_IDENTIFY = 0x06
 IDENTIFY_CONTROLLER = 1
 IDENTIFY_BYTES = 4096
@@ -43,35 +46,13 @@ class Disk:
         return f"{self.path} ({self.model or 'no model'}, {self.serial}, {name}{root})"
 
 
-class NvmeAdminCommand(ctypes.Structure):
-    """struct nvme_passthru_cmd of linux/nvme_ioctl.h."""
-
-    _fields_ = (
-        ("opcode", ctypes.c_uint8),
-        ("flags", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint16),
-        ("namespace", ctypes.c_uint32),
-        ("words_2_3", ctypes.c_uint32 * 2),
-        ("metadata", ctypes.c_uint64),
-        ("address", ctypes.c_uint64),
-        ("metadata_bytes", ctypes.c_uint32),
-        ("data_bytes", ctypes.c_uint32),
-        ("words_10_15", ctypes.c_uint32 * 6),
-        ("timeout_ms", ctypes.c_uint32),
-        ("result", ctypes.c_uint32),
-    )
-
-
 def identify_controller(path: str) -> bytes:
     """Read the identify data of an NVMe disk (needs root)."""
     data = ctypes.create_string_buffer(IDENTIFY_BYTES)
-    command = NvmeAdminCommand(
-        opcode=NVME_IDENTIFY, address=ctypes.addressof(data), data_bytes=IDENTIFY_BYTES
-    )
-    command.words_10_15[0] = IDENTIFY_CONTROLLER
+    values = (NVME_IDENTIFY, ctypes.addressof(data), IDENTIFY_BYTES, IDENTIFY_CONTROLLER)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.ioctl(descriptor, NVME_IOCTL_ADMIN_COMMAND, bytearray(command))
+        fcntl.ioctl(descriptor, NVME_IOCTL_ADMIN_COMMAND, bytearray(NVME_COMMAND.pack(*values)))
     finally:
         os.close(descriptor)
     return data.raw
@@ -160,8 +141,8 @@ def print_when_found(find: Callable[[], str]) -> int:
         except TwoDisksError as error:
             why = str(error)
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", None) or ""
-            why = f"could not list the disks: {error} {said}".strip()
+            output = getattr(error, "stderr", None) or ""
+            why = f"could not list the disks: {error} {output}".strip()
         else:
             return 0
         print(why, file=sys.stderr)

@@ -10,13 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from userdata.events import leave_event
-from userdata.machine import machine_path
+from userdata.machine import machine_path, stop_event
 from userdata.metadata import InstanceMetadata, MetadataError
 
 NOTICE = "meta-data/spot/instance-action"
@@ -80,7 +79,7 @@ class InterruptionHandler:
             message = f"{action['action']} at {action['time']}"
             leave_event("notice", "info", message=message)
             say(f"notice: {message}")
-        self._tell_once("notice-told", signal.SIGUSR1)
+        self._signal_once("notice-signaled", signal.SIGUSR1)
 
     def _pass_rebalance(self, text: str) -> None:
         recommendation = self.folder / "rebalance.json"
@@ -88,15 +87,15 @@ class InterruptionHandler:
             self._write(recommendation, {"recommendation": text, "received_at": now()})
             leave_event("rebalance", "info", message=text)
             say(f"rebalance recommendation: {text}")
-        self._tell_once("rebalance-told", signal.SIGUSR2)
+        self._signal_once("rebalance-signaled", signal.SIGUSR2)
 
-    def _tell_once(self, name: str, number: signal.Signals) -> None:
-        told = self.folder / name
-        if told.exists():
+    def _signal_once(self, name: str, number: signal.Signals) -> None:
+        mark = self.folder / name
+        if mark.exists():
             return
         # Marked before the signal: if this program crashes in between, the trainer still reads
         # notice.json, and a lost signal costs less than a second one.
-        told.touch()
+        mark.touch()
         unit = "training.service"
         command = ["systemctl", "kill", "--kill-whom=main", f"--signal={number.name}", unit]
         try:
@@ -131,8 +130,7 @@ def say(text: str) -> None:
 
 def main() -> int:
     """Poll until a notice was passed on or the service is stopped."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = stop_event()
     poll_seconds = float(os.environ.get("POLL_SECONDS", POLL_SECONDS))
     handler = InterruptionHandler()
     say(f"watching {handler.metadata.endpoint} every {poll_seconds:g} s")

@@ -1,8 +1,11 @@
-"""Locations on this machine: paths below MACHINE_ROOT (empty on EC2) and the AWS CLI."""
+"""This machine: paths below MACHINE_ROOT (empty on EC2), the AWS CLI, the stop of a service."""
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 
@@ -21,3 +24,19 @@ def run_aws(*words: str, timeout: float | None = None) -> bool:
     environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
     done = subprocess.run([program, *words], env=environment, timeout=timeout, check=False)
     return done.returncode == 0
+
+
+def send(what: str, *words: str, timeout: float) -> bool:
+    """Return whether the AWS CLI succeeded; if it could not run to its end, print why."""
+    try:
+        return run_aws(*words, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"{what}: {error}", file=sys.stderr, flush=True)
+        return False
+
+
+def stop_event() -> threading.Event:
+    """Return an event that SIGTERM sets, with which systemd stops a service."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop

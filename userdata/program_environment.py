@@ -1,7 +1,7 @@
 """Make a user's own code ready to start: its scripts executable, its requirements installed.
 
 Requirements go into a virtual environment on the data volume that also sees the image's packages;
-the image's torch is kept. The file OPTIONS tells run_training.sh the result. Exit status 78: it
+the image's torch is kept. The file OPTIONS passes the result to run_training.sh. Exit status 78: it
 would fail on any machine. Run: python3 -m userdata.program_environment
 """
 
@@ -129,9 +129,9 @@ def refusal(lines: Sequence[str]) -> RefusedError | None:
     """Return why no machine could install this, from pip's output; None if another might."""
     if any("ResolutionImpossible" in line for line in lines):
         # "The conflict is caused by:", followed by indented lines, one per version wanted.
-        said = [line.strip() for line in lines if line.startswith("    ")]
-        ours = [line for line in said if "(constraint)" in line]
-        theirs = "; ".join(line for line in said if "(constraint)" not in line)
+        wanted = [line.strip() for line in lines if line.startswith("    ")]
+        ours = [line for line in wanted if "(constraint)" in line]
+        theirs = "; ".join(line for line in wanted if "(constraint)" not in line)
         if ours:
             kept = ", ".join(line.rpartition(" ")[2] for line in ours)
             return RefusedError(

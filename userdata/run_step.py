@@ -75,7 +75,7 @@ def run(
 
 
 def _watch(progress: StepProgress, limit_seconds: float, ended: threading.Event) -> None:
-    """Give the step its time again whenever it has got something done, and tell the Guard."""
+    """Give the step its time again whenever it has got something done, and report it."""
     every = float(os.environ.get("PROGRESS_SECONDS", PROGRESS_SECONDS))
     while not ended.wait(every):
         if progress.advances() and not ended.is_set():

@@ -6,15 +6,12 @@ spooled ones and exit. Run: python3 -m userdata.send_events [--once]
 
 import fcntl
 import os
-import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from contract.keys import EVENTS
 from userdata.events import SPOOL
-from userdata.machine import machine_path, run_aws
+from userdata.machine import machine_path, send, stop_event
 
 POLL_SECONDS = 0.5
 # The AWS CLI takes most of a second to start, so events are sent in batches.
@@ -31,12 +28,8 @@ def send_events(spool: Path, run_uri: str) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not any(spool.iterdir()):
             return True
-        move = ("s3", "mv", "--recursive", "--only-show-errors")
-        try:
-            return run_aws(*move, str(spool), f"{run_uri}/{EVENTS}", timeout=SEND_TIMEOUT_SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            print(f"events not sent, kept in {spool}: {error}", file=sys.stderr)
-            return False
+        move = ("s3", "mv", "--recursive", "--only-show-errors", str(spool), f"{run_uri}/{EVENTS}")
+        return send(f"events not sent, kept in {spool}", *move, timeout=SEND_TIMEOUT_SECONDS)
 
 
 def main() -> int:
@@ -44,8 +37,7 @@ def main() -> int:
     spool, run_uri = machine_path(SPOOL), os.environ["RUN_URI"]
     if "--once" in sys.argv[1:]:
         return 0 if send_events(spool, run_uri) else 1
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = stop_event()
     spool.mkdir(parents=True, exist_ok=True)
     while not stop.wait(POLL_SECONDS):
         if any(spool.iterdir()):

@@ -7,17 +7,15 @@ CloudWatch agent, so it works wherever the AWS CLI does. Run: python3 -m userdat
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from contract.program import WORKLOAD
-from userdata.machine import machine_path, run_aws
+from userdata.machine import machine_path, send, stop_event
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
 NOTICE_FILE = "/run/training/notice.json"
@@ -43,12 +41,10 @@ SAFE = ("commit", "prepare")
 PROGRAM_SILENCE_SECONDS = 1800.0
 PAUSES = 3
 
-Datum = dict[str, object]
-
 
 @dataclass(kw_only=True, slots=True)
 class TrainingWatch:
-    """What the metrics file has shown so far; times are of the caller's monotonic clock."""
+    """The metrics file as read so far; times are of the caller's monotonic clock."""
 
     is_program: bool = False
     progress: int = 0
@@ -203,7 +199,7 @@ def put_metric_data(values: dict[str, float]) -> bool:
     """Send values to CloudWatch under this stack's dimension; return False if that failed."""
     stack = os.environ["STACK_NAME"]
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    data: list[Datum] = [
+    data = [
         {
             "MetricName": name,
             "Dimensions": [{"Name": "Stack", "Value": stack}],
@@ -212,18 +208,13 @@ def put_metric_data(values: dict[str, float]) -> bool:
         }
         for name, value in values.items()
     ]
-    put = ("cloudwatch", "put-metric-data", "--namespace", f"Training/{stack}")
-    try:
-        return run_aws(*put, "--metric-data", json.dumps(data), timeout=SEND_TIMEOUT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"metrics not sent: {error}", file=sys.stderr, flush=True)
-        return False
+    put = ("cloudwatch", "put-metric-data", "--namespace", f"Training/{stack}", "--metric-data")
+    return send("metrics not sent", *put, json.dumps(data), timeout=SEND_TIMEOUT_SECONDS)
 
 
 def main() -> int:
     """Publish until the service is stopped."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = stop_event()
     publisher = MetricsPublisher(
         put=put_metric_data,
         is_running=is_training,

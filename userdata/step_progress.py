@@ -1,6 +1,6 @@
-"""What a boot step has got done: files and bytes that stay on the disk, never time or output.
+"""The progress of a boot step: files and bytes that stay on the disk, never time or output.
 
-A step whose counts grow is not cut off, and the Guard hears of it: at most once a minute they go to
+A step whose counts grow is not cut off, and the Guard sees it: at most once a minute they go to
 the run's folder in S3, with the AWS CLI. What is written again and again adds nothing.
 """
 

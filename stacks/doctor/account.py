@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from stacks.guard.settings import answer_or_none
 from stacks.parameters import StackParameters
 
 State = Literal["ok", "warning", "problem"]
@@ -72,19 +73,22 @@ class DeployTarget:
             (str(each["OutputValue"]) for each in outputs if each["OutputKey"] == name), None
         )
 
+    def quota(self, service: str, code: str) -> float:
+        """Return a quota; an account whose value was never changed has only AWS's default."""
+        quotas, which = self.client("service-quotas"), {"ServiceCode": service, "QuotaCode": code}
+        found = answer_or_none(quotas.get_service_quota, "NoSuchResourceException", **which)
+        found = found or quotas.get_aws_default_service_quota(**which)
+        return float(found["Quota"]["Value"])
+
+    def increase_quota(self, service: str, code: str, value: int) -> str:
+        """Return the command that requests a larger quota."""
+        return (
+            f"aws service-quotas request-service-quota-increase --service-code {service} "
+            f"--quota-code {code} --desired-value {value} --region {self.region}"
+        )
+
 
 Check = Callable[[DeployTarget], Iterator[Diagnosis]]
-
-
-def quota(target: DeployTarget, service: str, code: str) -> float:
-    """Return a quota; an account whose value was never changed has only AWS's default."""
-    quotas, which = target.client("service-quotas"), {"ServiceCode": service, "QuotaCode": code}
-    try:
-        return float(quotas.get_service_quota(**which)["Quota"]["Value"])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "NoSuchResourceException":
-            raise
-        return float(quotas.get_aws_default_service_quota(**which)["Quota"]["Value"])
 
 
 def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
@@ -93,14 +97,7 @@ def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
     region = os.environ.get("AWS_REGION")
     session = boto3.session.Session(profile_name=profile, region_name=region)
     config = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2})
-    clients: dict[str, Any] = {}
-
-    def client(service: str) -> Any:
-        if service not in clients:
-            clients[service] = session.client(service, config=config)
-        return clients[service]
-
-    return client, session.region_name or ""
+    return cache(partial(session.client, config=config)), session.region_name or ""
 
 
 def run(name: str, check: Check, target: DeployTarget) -> Iterator[Diagnosis]:

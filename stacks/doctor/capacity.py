@@ -7,10 +7,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.run_image import image_of
+from contract.stack_names import image_of
 from sizing import LEAST_FOR_SCORES, PRICE_REGION, catalogue
-from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.doctor.network import in_zones, zones_of_subnets
+from stacks.guard.settings import answer_or_none
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
 # On-demand quotas by the Spot quota of the same families (aws service-quotas list-service-quotas).
@@ -91,13 +92,13 @@ def quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
-    p, value = target.parameters, quota(target, "ec2", code)
+    p, value = target.parameters, target.quota("ec2", code)
     needed = p.instance.vcpus * capacity
     used = _vcpus_in_use(target, code)
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
     what += f", and other machines of the account use {used}" if used else ""
     # While a fleet is replaced, both the old and the new one run.
-    fix = _increase(target, code, used + 2 * needed)
+    fix = target.increase_quota("ec2", code, used + 2 * needed)
     if value < needed:
         return problem(what=what, fix=fix)
     if value < used + needed:
@@ -111,12 +112,12 @@ def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
 
 def _alternates_quota(target: DeployTarget, code: str, capacity: int) -> Iterator[Diagnosis]:
     """Warn of alternates that exceed a quota other than the size's, such as P's for a G size."""
-    value = quota(target, "ec2", code)
+    value = target.quota("ec2", code)
     if too_large := _too_large(target, code, capacity, value):
         vcpus = max(catalogue.find(size).vcpus for size in too_large) * capacity
         yield warning(
             what=f"{code} is {value:g} vCPUs; too low for the alternates {', '.join(too_large)}",
-            fix=_increase(target, code, _vcpus_in_use(target, code) + 2 * vcpus),
+            fix=target.increase_quota("ec2", code, _vcpus_in_use(target, code) + 2 * vcpus),
         )
 
 
@@ -124,13 +125,6 @@ def _too_large(target: DeployTarget, code: str, capacity: int, value: float) -> 
     """Return the sizes that count against the quota and exceed it."""
     sizes = map(catalogue.find, target.parameters.sizes)
     return [s.size for s in sizes if s.quota_code == code and s.vcpus * capacity > value]
-
-
-def _increase(target: DeployTarget, code: str, vcpus: int) -> str:
-    return (
-        "aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {code} --desired-value {vcpus} --region {target.region}"
-    )
 
 
 def _vcpus_in_use(target: DeployTarget, code: str) -> int:
@@ -210,12 +204,8 @@ def _newest_image(target: DeployTarget) -> str:
     name = target.parameters.pytorch_ami_parameter
     if not name.startswith("/"):
         return name
-    try:
-        return str(target.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "ParameterNotFound":
-            raise
-        return ""
+    found = answer_or_none(target.client("ssm").get_parameter, "ParameterNotFound", Name=name)
+    return str(found["Parameter"]["Value"]) if found else ""
 
 
 def _image_of_run(target: DeployTarget, what: str, image_id: str, newest: str) -> Diagnosis:

@@ -10,6 +10,7 @@ from contract.keys import HEAD, MANIFEST
 from contract.stack_names import description_of, other_prefixes, refuse_foreign
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
+from stacks.guard.settings import answer_or_none
 from stacks.parameters.checks import VOLUME_PER_DATASET
 from stacks.parameters.context import CDK_JSON
 
@@ -31,14 +32,11 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     parameter = f"/cdk-bootstrap/{context.get(_QUALIFIER, _DEFAULT_QUALIFIER)}/version"
     number = target.client("sts").get_caller_identity()["Account"]
     fix = f"npx cdk bootstrap aws://{number}/{target.region}"
-    try:
-        version = int(target.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "ParameterNotFound":
-            raise
-        what = f"{target.region} is not bootstrapped: no {parameter}"
-        yield problem(what=what, fix=fix)
+    found = answer_or_none(target.client("ssm").get_parameter, "ParameterNotFound", Name=parameter)
+    if found is None:
+        yield problem(what=f"{target.region} is not bootstrapped: no {parameter}", fix=fix)
         return
+    version = int(found["Parameter"]["Value"])
     what = f"version {version}; {_BOOTSTRAP_VERSION} or newer is needed"
     if version < _BOOTSTRAP_VERSION:
         yield problem(what=what, fix=fix)
@@ -102,13 +100,10 @@ def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
     if uri is None or uri.endswith(f"/{p.run_id}"):
         return
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    state, name = "not begun", prefix.rpartition("/")[2]
-    try:
-        answer = target.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{HEAD}")
-        state = json.loads(answer["Body"].read())["state"]
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in ("NoSuchKey", "NoSuchBucket"):
-            raise
+    get, missing = target.client("s3").get_object, ("NoSuchKey", "NoSuchBucket")
+    answer = answer_or_none(get, *missing, Bucket=bucket, Key=f"{prefix}/{HEAD}")
+    state = json.loads(answer["Body"].read())["state"] if answer else "not begun"
+    name = prefix.rpartition("/")[2]
     if state in ("finished", "failed"):
         yield ok(what=f"{name}, which is deployed, is {state}; the deploy starts {p.run_id}")
     else:
@@ -221,16 +216,12 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
         yield problem(what=what, fix=target.deploy() + " -c kms=")
         return
     kms = target.client("kms")
-    try:
-        key = kms.describe_key(KeyId=arn)["KeyMetadata"]
-        if key["KeyManager"] == "AWS":
-            return
-        # Grants are listed by a key, not by an alias.
-        arn, state = key["Arn"] if ":alias/" in arn else arn, key["KeyState"]
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "NotFoundException":
-            raise
-        state = "missing"
+    found = answer_or_none(kms.describe_key, "NotFoundException", KeyId=arn) or {}
+    key = found.get("KeyMetadata", {})
+    if key.get("KeyManager") == "AWS":
+        return
+    # Grants are listed by a key, not by an alias.
+    arn, state = key.get("Arn", arn) if ":alias/" in arn else arn, key.get("KeyState", "missing")
     if state != "Enabled":
         enable = f"aws kms enable-key --key-id {arn} --region {target.region}"
         cancel = enable.replace("enable-key", "cancel-key-deletion")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.network import NUM_ZONES_BY_DEFAULT
 
 # VPCs per region; five unless raised.
@@ -47,14 +47,11 @@ def network_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def _vpc_quota(target: DeployTarget) -> Diagnosis:
     number = len(target.client("ec2").describe_vpcs()["Vpcs"])
-    most = quota(target, "vpc", _VPC_QUOTA)
+    most = target.quota("vpc", _VPC_QUOTA)
     what = f"{number} of {most:g} VPCs are in use in {target.region}"
     if number < most:
         return ok(what=what)
-    fix = (
-        f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "
-        f"{_VPC_QUOTA} --desired-value {number + 2} --region {target.region}"
-    )
+    fix = target.increase_quota("vpc", _VPC_QUOTA, number + 2)
     return problem(what=f"{what}; -c vpc= uses one of them", fix=fix)
 
 

@@ -24,8 +24,8 @@ from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
-from stacks.plan import price_book
-from stacks.roles import allow, may_use_key_of
+from stacks.permissions import allow, may_use_key_of, of_stack
+from stacks.plan_at_synth import price_book
 
 # With a deadline, the Guard reserves the time until its next call, so it is called more often.
 PERIOD_WITH_DEADLINE = Duration.minutes(2)
@@ -151,26 +151,12 @@ class Guard(Construct):
         ):
             role.add_to_policy(statement)
         may_use_key_of(run_bucket, role)
-        role.add_to_policy(
-            iam.PolicyStatement(
-                sid="EndOwnInstances",
-                actions=["ec2:TerminateInstances"],
-                resources=[stack.format_arn(service="ec2", resource="instance", resource_name="*")],
-                conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
-            )
-        )
-        role.add_to_policy(
-            iam.PolicyStatement(
-                sid="SeeFleetAndInstances",
-                # EC2's Describe calls take no resources.
-                actions=[
-                    DESCRIBE,
-                    "ec2:DescribeInstances",
-                    "ec2:DescribeSpotPriceHistory",
-                ],
-                resources=["*"],
-            )
-        )
+        instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
+        end = ["ec2:TerminateInstances"]
+        role.add_to_policy(allow("EndOwnInstances", end, [instances], of_stack(stack)))
+        # EC2's Describe calls take no resources.
+        see = [DESCRIBE, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"]
+        role.add_to_policy(allow("SeeFleetAndInstances", see, ["*"]))
         nag.acknowledge(
             role,
             {

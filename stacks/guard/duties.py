@@ -4,36 +4,20 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from contract.keys import GUARD, HEAD
 from stacks.guard import fleet
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
-from stacks.guard.reasons import DONE_STATES, Reason, reason_to_stop
-from stacks.guard.tick import CALL_SECONDS, Tick
+from stacks.guard.reasons import Reason, reason_to_stop
+from stacks.guard.tick import CALL_SECONDS, DONE_STATES, Tick
 
 # The key of the note about a refused stop: sent once, until a stop succeeds.
 REFUSED = "stop refused"
-MEND = "Fix the permissions of the Guard's role: a policy of the account may deny it the call."
+ADVICE = "Fix the permissions of the Guard's role: a policy of the account may deny it the call."
 
 
 def stop(tick: Tick) -> None:
     """Send the fleet to zero if there is a reason; report a run as over, whoever stopped it."""
-    reason = None
-    if tick.is_headless:  # its trainer has lost the lease, and the next one refuses to start
-        reason = Reason(
-            sentence=f"{HEAD} is missing, though the run has begun",
-            advice="Restore its last version by deleting its delete marker: aws s3api "
-            f"list-object-versions --bucket {tick.settings.run_bucket} "
-            f"--prefix {tick.settings.run_prefix}/{HEAD}",
-        )
-    reason = reason or reason_to_stop(
-        tick.settings, tick.ledger, tick.head, tick.head_written, tick.now
-    )
-    if reason is None and tick.is_lost:
-        reason = Reason(
-            sentence=f"{GUARD} is damaged, so what the run has spent is unknown",
-            advice="Restore an older version of it, or delete all of them to count from zero.",
-        )
+    reason = reason_to_stop(tick)
     if reason is None:
         return
     is_over = (tick.head or {}).get("state") in DONE_STATES
@@ -41,7 +25,7 @@ def stop(tick: Tick) -> None:
     if tick.fleet_id and tick.capacity.get(tick.fleet_id) != 0:
         _stop_fleet(tick, tick.fleet_id, reason, is_over=is_over)
     elif is_over and tick.is_kept:  # without its ledger, each call would report it again
-        _tell_stop(tick, reason, is_over=True, ways=["mail"])
+        _report_stop(tick, reason, is_over=True, ways=["mail"])
 
 
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
@@ -56,7 +40,7 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> 
             tick.done.append((action, reason.sentence))
             tick.capacity[fleet_id] = 0
             tick.update(lambda ledger: _stopped(ledger, tick))
-            _tell_stop(tick, reason, is_over=is_over, ways=["event", "mail"], refused=refused)
+            _report_stop(tick, reason, is_over=is_over, ways=["event", "mail"], refused=refused)
             return
         refused.append(refusal)
     tick.failed.append(f"fleet to zero: {'; '.join(refused)}")
@@ -66,7 +50,7 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> 
         if tick.fleet_of(instance) == fleet_id:
             _end(tick, instance, f"its fleet could not be ended, though {reason.sentence}")
     if tick.is_kept:  # without its ledger, each call would report it again
-        _tell_refusal(tick, fleet_id, reason, refused)
+        _report_refusal(tick, fleet_id, reason, refused)
 
 
 def _stopped(ledger: Ledger, tick: Tick) -> None:
@@ -75,7 +59,7 @@ def _stopped(ledger: Ledger, tick: Tick) -> None:
     ledger.observe_fleets(tick.capacity, tick.fleet_id, tick.now)
 
 
-def _tell_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str]) -> None:
+def _report_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str]) -> None:
     tick.note(
         Note(
             key=REFUSED,
@@ -84,11 +68,11 @@ def _tell_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str])
             headline=f"The fleet could not be ended, its machines were: {reason.sentence}",
             lines=[
                 *refused,
-                MEND,
+                ADVICE,
                 "It keeps starting machines, and the Guard keeps ending them. End it: aws ec2 "
                 "cancel-spot-fleet-requests --terminate-instances --spot-fleet-request-ids "
                 f"{fleet_id}",
-                *reason.said,
+                *reason.reports,
                 reason.advice,
             ],
             fields={"message": reason.sentence, "fleet_id": fleet_id, "refused": refused},
@@ -109,7 +93,7 @@ def _resume(tick: Tick, *, is_cancelled: bool) -> str:
     return f"Then continue from the last commit: runs resume {tick.settings.run_id}"
 
 
-def _tell_stop(
+def _report_stop(
     tick: Tick, reason: Reason, *, is_over: bool, ways: list[str], refused: Sequence[str] = ()
 ) -> None:
     # The end of a run is reported once, anything else at each stop.
@@ -124,11 +108,17 @@ def _tell_stop(
             time=tick.now,
             name="to-zero",
             headline=headline[0].upper() + headline[1:],
-            lines=[*refused, *([MEND] if refused else []), *reason.said, reason.advice, *resume],
+            lines=[
+                *refused,
+                *([ADVICE] if refused else []),
+                *reason.reports,
+                reason.advice,
+                *resume,
+            ],
             fields={
                 "message": reason.sentence,
                 "fleet_id": tick.fleet_id,
-                **({"said": list(reason.said)} if reason.said else {}),
+                **({"said": list(reason.reports)} if reason.reports else {}),
                 **({"refused": list(refused)} if refused else {}),
             },
             ways=ways,
@@ -142,7 +132,7 @@ def end_instances(tick: Tick) -> None:
     for instance in tick.live():
         why = _why_end(tick, instance)
         if why is not None and _end(tick, instance, why):
-            _tell_end(tick, instance, why)
+            _report_end(tick, instance, why)
 
 
 def _end(tick: Tick, instance: StackInstance, why: str) -> bool:
@@ -169,7 +159,7 @@ def _why_end(tick: Tick, instance: StackInstance) -> str | None:
     return None
 
 
-def _tell_end(tick: Tick, instance: StackInstance, why: str) -> None:
+def _report_end(tick: Tick, instance: StackInstance, why: str) -> None:
     tick.note(
         Note(
             key=f"terminated {instance.id}",

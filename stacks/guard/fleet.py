@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from stacks.guard.settings import GuardSettings, quick_client
+from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -49,11 +49,8 @@ class StackInstance:
 
     def terminate(self) -> None:
         """Shut the instance down for good; its trainer saves, as at every shutdown."""
-        try:
-            quick_client("ec2").terminate_instances(InstanceIds=[self.id])
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "InvalidInstanceID.NotFound":
-                raise
+        call = quick_client("ec2").terminate_instances
+        answer_or_none(call, "InvalidInstanceID.NotFound", InstanceIds=[self.id])
 
 
 def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
@@ -108,13 +105,9 @@ def is_of_stack(settings: GuardSettings, instance_id: str) -> bool:
 
 def own_fleet_id(settings: GuardSettings) -> str:
     """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
-    try:
-        parameter = quick_client("ssm").get_parameter(Name=settings.fleet_parameter)
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "ParameterNotFound":
-            return ""
-        raise
-    return str(parameter["Parameter"]["Value"])
+    call, name = quick_client("ssm").get_parameter, settings.fleet_parameter
+    found = answer_or_none(call, "ParameterNotFound", Name=name)
+    return str(found["Parameter"]["Value"]) if found else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +121,10 @@ class StackFleet:
 
         A fleet that is cancelled or gone keeps none.
         """
-        try:
-            found = quick_client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "InvalidSpotFleetRequestId.NotFound":
-                return 0, 0
-            raise
-        for fleet in found["SpotFleetRequestConfigs"]:
+        call = quick_client("ec2").describe_spot_fleet_requests
+        gone = "InvalidSpotFleetRequestId.NotFound"
+        found = answer_or_none(call, gone, SpotFleetRequestIds=[self.id]) or {}
+        for fleet in found.get("SpotFleetRequestConfigs", ()):
             if fleet["SpotFleetRequestState"] in ("submitted", "active", "modifying"):
                 config = fleet["SpotFleetRequestConfig"]
                 return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity") or 0)

@@ -18,7 +18,7 @@ from stacks.guard.settings import GuardSettings
 from stacks.guard.tick import Tick
 
 # In this order; each is tried, whatever happened to those before it.
-DUTIES = (duties.stop, choose_market, duties.end_instances, Tick.tell)
+DUTIES = (duties.stop, choose_market, duties.end_instances, Tick.send_notes)
 
 
 class GuardError(RuntimeError):

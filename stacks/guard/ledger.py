@@ -13,7 +13,7 @@ from typing import Any
 from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
 from stacks.guard.settings import GuardSettings
 
-# 2: sizes, markets and prices of attempts; what to do once and what to tell.
+# 2: sizes, markets and prices of attempts; what was done once, and notes to send.
 FORMAT = 2
 
 
@@ -29,7 +29,7 @@ class MachineAttempt:
     market: str = ""
     usd_per_hour: float = 0.0  # at the last call, with volumes and address
     usd: float = 0.0
-    # Its newest event machine-failed: when, and what it said.
+    # Its newest event machine-failed: when, and its message.
     failed: float = 0.0
     said: str = ""
     # The most that each step of its boot has got done, and when a call last saw it grow.
@@ -150,13 +150,13 @@ class Ledger:
         # An instance that came and went between two calls begins a new wait.
         self.waiting = max(ends) if self.waiting and ends else self.waiting or now
 
-    def hear(self, failures: Iterable[tuple[str, float, str]], now: float) -> None:
+    def record_failures(self, failures: Iterable[tuple[str, float, str]], now: float) -> None:
         """Keep the newest message of each failed machine, from events read until now."""
         self.events_read = now
-        for instance_id, when, said in failures:
+        for instance_id, when, message in failures:
             attempt = self.attempts.get(instance_id)
             if attempt is not None and when > attempt.failed:
-                attempt.failed, attempt.said = when, said
+                attempt.failed, attempt.said = when, message
 
     def take_back(self, instance_ids: Iterable[str]) -> None:
         """Note that the Guard ends these for machines of the other market."""

@@ -1,15 +1,13 @@
-"""The reasons to stop a run, each with advice: pure functions of what is known."""
+"""The reasons to stop a run, each with advice: pure functions of what a call knows."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stacks.guard.ledger import Ledger, MachineAttempt
-from stacks.guard.settings import GuardSettings
+from contract.keys import GUARD, HEAD
+from stacks.guard.ledger import MachineAttempt
+from stacks.guard.tick import DONE_STATES, Tick
 
-DONE_STATES = frozenset(["finished", "failed"])
 # A machine's message may be long; the event in S3 has all of it.
-MAX_SAID_CHARACTERS = 500
+MAX_REPORT_CHARACTERS = 500
 # What EC2 says if it may not use a volume's key (stacks/data_key.py).
 EBS_KEY = (
     "Client.InternalError: EC2's two Spot roles may not use the key of the volumes, perhaps the "
@@ -23,39 +21,46 @@ class Reason:
 
     sentence: str
     advice: str
-    said: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()  # of machines that failed
 
 
-def reason_to_stop(
-    settings: GuardSettings,
-    ledger: Ledger,
-    head: Mapping[str, Any] | None,
-    head_written: float,
-    now: float,
-) -> Reason | None:
+def reason_to_stop(tick: Tick) -> Reason | None:
     """Return the first reason to stop that applies; a head that could not be read gives none."""
     return (
-        _over(settings, head)
-        or _too_dear(settings, ledger)
-        or _barren(settings, ledger)
-        or _silent(settings, ledger, head, head_written, now)
-        or _waits(settings, ledger, head_written, now)
+        _headless(tick)
+        or _over(tick)
+        or _too_dear(tick)
+        or _barren(tick)
+        or _silent(tick)
+        or _waits(tick)
+        or _lost(tick)
     )
 
 
-def _over(settings: GuardSettings, head: Mapping[str, Any] | None) -> Reason | None:
-    state = (head or {}).get("state")
-    if state not in DONE_STATES:
+def _headless(tick: Tick) -> Reason | None:
+    if not tick.is_headless:  # else its trainer has lost the lease, and the next one will not start
         return None
-    if state == "finished":
-        advice = f"Receipt, report and weights are below {settings.run_uri}."
+    return Reason(
+        sentence=f"{HEAD} is missing, though the run has begun",
+        advice="Restore its last version by deleting its delete marker: aws s3api "
+        f"list-object-versions --bucket {tick.settings.run_bucket} "
+        f"--prefix {tick.settings.run_prefix}/{HEAD}",
+    )
+
+
+def _over(tick: Tick) -> Reason | None:
+    head = tick.head or {}
+    if head.get("state") not in DONE_STATES:
+        return None
+    if head["state"] == "finished":
+        advice = f"Receipt, report and weights are below {tick.settings.run_uri}."
         return Reason(sentence="the run is finished", advice=advice)
-    why = (head or {}).get("reason")
-    advice = f"{why or 'The events say why.'}\nFix that first."
+    advice = f"{head.get('reason') or 'The events say why.'}\nFix that first."
     return Reason(sentence="the run has failed", advice=advice)
 
 
-def _too_dear(settings: GuardSettings, ledger: Ledger) -> Reason | None:
+def _too_dear(tick: Tick) -> Reason | None:
+    settings, ledger = tick.settings, tick.ledger
     hours, usd = ledger.billed_hours(), ledger.billed_usd()
     if hours > settings.max_billed_hours:
         return Reason(
@@ -74,21 +79,21 @@ def _too_dear(settings: GuardSettings, ledger: Ledger) -> Reason | None:
     return None
 
 
-def _barren(settings: GuardSettings, ledger: Ledger) -> Reason | None:
-    barren = ledger.barren_attempts()
-    if len(barren) < settings.max_barren_attempts or ledger.is_barren_on_spot(settings):
+def _barren(tick: Tick) -> Reason | None:
+    settings, barren = tick.settings, tick.ledger.barren_attempts()
+    if len(barren) < settings.max_barren_attempts or tick.ledger.is_barren_on_spot(settings):
         return None
     # A message that several machines share is listed once.
-    said: dict[str, list[str]] = {}
+    senders: dict[str, list[str]] = {}
     for name, each in barren.items():
-        words = each.said[:MAX_SAID_CHARACTERS] or "no event machine-failed"
-        said.setdefault(words, []).append(_named(name, each))
+        message = each.said[:MAX_REPORT_CHARACTERS] or "no event machine-failed"
+        senders.setdefault(message, []).append(_named(name, each))
     return Reason(
         sentence=f"{len(barren)} attempts in a row committed nothing",
         advice=EBS_KEY
-        if "Client.InternalError" in "".join(said)
+        if "Client.InternalError" in "".join(senders)
         else "Fix what they report first.",
-        said=tuple(f"{', '.join(names)}: {words}" for words, names in said.items()),
+        reports=tuple(f"{', '.join(names)}: {message}" for message, names in senders.items()),
     )
 
 
@@ -97,20 +102,15 @@ def _named(instance_id: str, attempt: MachineAttempt) -> str:
     return f"{instance_id} ({what})"
 
 
-def _silent(
-    settings: GuardSettings,
-    ledger: Ledger,
-    head: Mapping[str, Any] | None,
-    head_written: float,
-    now: float,
-) -> Reason | None:
-    live = [max(each.launched, each.advanced) for each in ledger.attempts.values() if each.is_live]
-    if head is None or not live:
+def _silent(tick: Tick) -> Reason | None:
+    attempts = tick.ledger.attempts.values()
+    live = [max(each.launched, each.advanced) for each in attempts if each.is_live]
+    if tick.head is None or not live:
         return None
     # A replacement gets the full timeout: it boots and syncs before its first heartbeat, and gets
     # it again whenever its boot has got something done.
-    silence = now - max(max(live), head_written)
-    if silence <= settings.heartbeat_timeout_seconds:
+    silence = tick.now - max(max(live), tick.head_written)
+    if silence <= tick.settings.heartbeat_timeout_seconds:
         return None
     return Reason(
         sentence=f"no heartbeat for {silence:.0f} s while an instance runs",
@@ -118,17 +118,23 @@ def _silent(
     )
 
 
-def _waits(
-    settings: GuardSettings, ledger: Ledger, head_written: float, now: float
-) -> Reason | None:
+def _waits(tick: Tick) -> Reason | None:
     # A heartbeat without an instance comes from one that has lost its tags.
-    since = max(ledger.waiting, head_written) if ledger.waiting else now
-    hours = (now - since) / 3600
-    if not settings.max_wait_hours or hours <= settings.max_wait_hours:
+    since = max(tick.ledger.waiting, tick.head_written) if tick.ledger.waiting else tick.now
+    hours, most = (tick.now - since) / 3600, tick.settings.max_wait_hours
+    if not most or hours <= most:
         return None
     return Reason(
-        sentence=f"no instance for {hours:.1f} hours; max_wait_hours is "
-        f"{settings.max_wait_hours:g}",
+        sentence=f"no instance for {hours:.1f} hours; max_wait_hours is {most:g}",
         advice="The fleet's events say why. More zones, other GPUs (mix_gpus) or "
         "on_demand_base=1 find capacity sooner.",
+    )
+
+
+def _lost(tick: Tick) -> Reason | None:
+    if not tick.is_lost:
+        return None
+    return Reason(
+        sentence=f"{GUARD} is damaged, so what the run has spent is unknown",
+        advice="Restore an older version of it, or delete all of them to count from zero.",
     )

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from contract.keys import CHECKPOINTS, EVENTS, GUARD, HEAD, checkpoint_prefix, progress_key
 from contract.progress import read_progress
 from stacks.guard.ledger import Ledger, Note
-from stacks.guard.settings import GuardSettings, quick_client
+from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 # Calls may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
@@ -57,7 +57,7 @@ def last_commit(settings: GuardSettings, head: dict[str, Any]) -> float:
 
 
 def progress_of(settings: GuardSettings, instance_id: str) -> tuple[str, int]:
-    """Return a step of a machine's boot, and how much of it is done; 0 before it has said so."""
+    """Return a step of a machine's boot, and how much of it is done; 0 before its first report."""
     found = _get(settings, progress_key(instance_id))
     return read_progress(found["Body"].read()) if found else ("", 0)
 
@@ -168,14 +168,8 @@ def _versions(settings: GuardSettings, name: str) -> list[str]:
 
 
 def _get(settings: GuardSettings, name: str, **version: str) -> Any | None:
-    try:
-        return quick_client("s3").get_object(
-            Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/{name}", **version
-        )
-    except ClientError as error:
-        if error.response["Error"]["Code"] == "NoSuchKey":
-            return None
-        raise
+    call, key = quick_client("s3").get_object, f"{settings.run_prefix}/{name}"
+    return answer_or_none(call, "NoSuchKey", Bucket=settings.run_bucket, Key=key, **version)
 
 
 def _write_ledger(settings: GuardSettings, data: bytes, etag: str | None) -> bool:

@@ -1,13 +1,14 @@
 """The inputs of the Guard's function: the construct's decisions, and clients of AWS services."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 # A service that does not answer must not use up the function's time: the other duties need it.
 _QUICK = Config(
@@ -19,6 +20,16 @@ _QUICK = Config(
 def quick_client(service: str) -> Any:
     """Return the client of a service, made once: creating one costs more than a call."""
     return boto3.client(service, config=_QUICK)
+
+
+def answer_or_none(call: Callable[..., Any], *codes: str, **request: Any) -> Any | None:
+    """Return what a client's call answers; None where AWS refuses it with one of these codes."""
+    try:
+        return call(**request)
+    except ClientError as error:
+        if error.response["Error"]["Code"] in codes:
+            return None
+        raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

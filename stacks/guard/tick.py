@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from stacks.guard import fleet, records
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
-from stacks.guard.reasons import DONE_STATES
 from stacks.guard.settings import GuardSettings
 
+DONE_STATES = frozenset(["finished", "failed"])
 # The longest that a call takes (the function's timeout): until then it sends its own notes.
 CALL_SECONDS = 180.0
 T = TypeVar("T")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class Tick:
-    """What one call knows. None, or a fleet missing from `capacity`, could not be read."""
+    """The facts of one call. None, or a fleet missing from `capacity`, could not be read."""
 
     settings: GuardSettings
     now: float
@@ -126,12 +126,12 @@ class Tick:
 
         self.update(keep)
 
-    def tell(self) -> None:
+    def send_notes(self) -> None:
         """Send the notes of this call, and those that another could not send."""
         left = {}
         for note in self.ledger.notes:
             if note.time == self.now or self.now - note.time > CALL_SECONDS:
-                left[note.key] = [way for way in note.ways if not self._told(note, way)]
+                left[note.key] = [way for way in note.ways if not self._is_sent(note, way)]
 
         def settle(ledger: Ledger) -> None:
             for note in ledger.notes:
@@ -141,9 +141,9 @@ class Tick:
         if left:
             self.update(settle)
 
-    def _told(self, note: Note, way: str) -> bool:
-        tell = {"event": records.record_event, "mail": records.publish}[way]
-        return self.does(f"{way} {note.name}", lambda: tell(self.settings, note))
+    def _is_sent(self, note: Note, way: str) -> bool:
+        send = {"event": records.record_event, "mail": records.publish}[way]
+        return self.does(f"{way} {note.name}", lambda: send(self.settings, note))
 
     def _look_at_fleet(self, fleet_id: str) -> None:
         if fleet_id:
@@ -180,4 +180,4 @@ class Tick:
             "events", lambda: list(records.machine_failures(self.settings, since))
         )
         if failures is not None:
-            self.update(lambda ledger: ledger.hear(failures, self.now))
+            self.update(lambda ledger: ledger.record_failures(failures, self.now))

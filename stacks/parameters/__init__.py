@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sizing import PRICE_REGION, NotMeasuredError, Plan, catalogue
-from stacks.parameters import account, checks, protection
+from stacks.parameters import checks
 from stacks.parameters.context import (
     LEFT_OPEN,
     defaults,
@@ -24,7 +24,7 @@ from stacks.parameters.programs import check_program, workload_of_program
 
 # Checks of everything but limits, which a plan of checked parameters decides.
 CHECKS = (
-    account.check_name,
+    checks.check_name,
     checks.check_names,
     check_program,
     checks.check_size,
@@ -33,11 +33,11 @@ CHECKS = (
     checks.check_fleet,
     checks.check_times,
     checks.check_alarms,
-    protection.check_kept,
-    protection.check_review,
-    account.check_network,
-    account.check_tags,
-    account.check_sweep,
+    checks.check_kept,
+    checks.check_review,
+    checks.check_network,
+    checks.check_tags,
+    checks.check_sweep,
     # Last: it imports torch, in another process.
     checks.check_by_trainer,
 )

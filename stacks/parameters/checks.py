@@ -1,9 +1,13 @@
-"""Checks of the stack parameters: each refusal is one sentence that says what to do instead."""
+"""Checks of the stack parameters: each refusal is one sentence that says what to do instead.
+
+The last are of what protects data, of whom a review trusts, and of what a stack shares with others
+in its account: its name, network and tags.
+"""
 
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,7 +32,7 @@ EBS_INITIALIZATION_MIB_PER_SECOND = range(100, 301)
 ROOT_DEVICE_NAME = "/dev/sda1"
 # The first release whose own Python runs the boot programs: 22.04 has 3.10.
 MIN_UBUNTU = 24.04
-# Boot, package check and the start of the sync, until that has progress to tell the Guard of.
+# Boot, package check and the start of the sync, until that reports progress to the Guard.
 BOOT_ALLOWANCE_SECONDS = 600
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
@@ -45,6 +49,29 @@ VOLUME_PER_DATASET = 1.1
 _BY_RANKS = ("reduction=ring", "sharding=full")
 # The user data is limited to 16,384 bytes in all; this is what the other values leave.
 _MAX_OVERRIDES_CHARACTERS = 2000
+# A run id begins with the name, and a stack's name ends with it. With the prefix and Training- it
+# stays far below CloudFormation's 128 characters.
+_STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
+# The fleet's parameter begins with the stack's name, and Systems Manager reserves these two.
+_STACK_PREFIX = re.compile(rf"(?!(?i:aws|ssm)){_STACK.pattern}")
+_VPC = re.compile(r"vpc-([0-9a-f]{8}|[0-9a-f]{17})")
+_SUBNET = re.compile(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})")
+# EC2 refuses an instance whose tags its metadata could not show: keys with a space or a slash.
+_TAG_KEY = re.compile(r"[A-Za-z0-9_.:=+@-]{1,128}")
+_TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,256}")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}=\d{1,5}(\.\d+)?")
+_IMAGE_REPOSITORY = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
+# Permissions, metrics and the Guard rely on the first two.
+OUR_TAGS = ("Stack", "RunId", "Name")
+# The limit per resource; what AWS adds itself (aws:) does not count.
+_MAX_TAGS = 50 - len(OUR_TAGS)
+_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
+_OIDC_PROVIDER = re.compile(
+    r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
+)
+_REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+|[A-Za-z0-9-]+@\d+/[A-Za-z0-9._-]+@\d+")
+# As `kms`: create a key in DatasetStack. Any other value is the ARN of an existing key.
+NEW_KEY = "create"
 
 
 def refuse_unless(is_fine: object, message: str) -> None:
@@ -56,6 +83,14 @@ def refuse_unless(is_fine: object, message: str) -> None:
 def check_match(name: str, value: str, pattern: re.Pattern[str], advice: str) -> None:
     """Refuse a value that does not match, with advice."""
     refuse_unless(pattern.fullmatch(value), f"{name} is {value!r}; {advice}")
+
+
+def _check_distinct(name: str, values: Sequence[str], names: Sequence[str] = ()) -> None:
+    """Refuse values of which two are the same, or have the same name."""
+    names = names or values
+    refuse_unless(
+        len({*names}) == len(names), f"{name} are {', '.join(values)}; name each only once"
+    )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -98,9 +133,7 @@ def check_names(p: ParameterFields) -> None:
             check_match(name, getattr(p, name), _BUCKET, "use a bucket's name, or nothing")
     for zone in p.zones:
         check_match("zones", zone, _ZONE, "use zones like us-east-1a,us-east-1b, or nothing")
-    refuse_unless(
-        len(set(p.zones)) == len(p.zones), f"zones are {', '.join(p.zones)}; name each only once"
-    )
+    _check_distinct("zones", p.zones)
     check_match(
         "pytorch_ami_parameter",
         p.pytorch_ami_parameter,
@@ -291,3 +324,100 @@ def check_alarms(p: ParameterFields) -> None:
         f"alarm.commit_seconds is {p.alarm.commit_seconds}; use {least} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
     )
+
+
+def check_name(p: ParameterFields) -> None:
+    """Refuse a name or a prefix that a stack cannot have."""
+    advice = "use a letter, then letters, digits and - (40)"
+    if p.name:
+        check_match("name", p.name, _STACK, advice)
+    if p.prefix:
+        check_match("prefix", p.prefix, _STACK_PREFIX, f"{advice}, not beginning with aws or ssm")
+
+
+def check_sweep(p: ParameterFields) -> None:
+    """Refuse shares that Batch would refuse, and a repository that ECR cannot have."""
+    for share in p.sweep.shares:
+        advice = "use a name of letters and digits and its parts, 0.001 to 10000, as in vision=3"
+        check_match("sweep.shares", share, _SHARE, advice)
+        parts = float(share.partition("=")[2])
+        refuse_unless(0.001 < parts <= 10_000, f"sweep.shares has {share!r}; {advice}")
+    names = [share.partition("=")[0] for share in p.sweep.shares]
+    _check_distinct("sweep.shares", p.sweep.shares, names)
+    advice = "use a name such as training or team/training"
+    check_match("sweep.repository", p.sweep.repository, _IMAGE_REPOSITORY, advice)
+
+
+def check_network(p: ParameterFields) -> None:
+    """Refuse half of an existing network, and zones that its subnets decide."""
+    if not (p.vpc or p.subnets):
+        return
+    refuse_unless(
+        p.vpc,
+        f"subnets are {', '.join(p.subnets)}, but vpc is empty; add vpc=vpc-..., or drop them",
+    )
+    refuse_unless(
+        p.subnets, f"vpc is {p.vpc!r} without subnets; add subnets=subnet-..., its private ones"
+    )
+    check_match("vpc", p.vpc, _VPC, "use an id like vpc-0123456789abcdef0, or nothing")
+    for subnet in p.subnets:
+        check_match("subnets", subnet, _SUBNET, "use ids like subnet-0123456789abcdef0")
+    _check_distinct("subnets", p.subnets)
+    refuse_unless(
+        not p.zones, f"zones are {', '.join(p.zones)}, but the subnets decide them; drop zones"
+    )
+
+
+def check_tags(p: ParameterFields) -> None:
+    """Refuse tags that EC2, S3 or IAM would refuse mid-deploy, and the stack's own."""
+    for key, value in p.tags.items():
+        refuse_unless(
+            not key.lower().startswith("aws:"), f"tags.{key} begins with aws:, which AWS reserves"
+        )
+        refuse_unless(
+            key not in OUR_TAGS,
+            f"tags.{key} is the stack's own, on which its permissions rely; use another key",
+        )
+        advice = "use 1 to 128 letters, digits and _ . : = + @ -"
+        refuse_unless(_TAG_KEY.fullmatch(key), f"the tag's key is {key!r}; {advice}")
+        check_match(
+            f"tags.{key}", value, _TAG_VALUE, "use at most 256 letters, digits, spaces and _.:/=+@-"
+        )
+    refuse_unless(
+        len(p.tags) <= _MAX_TAGS,
+        f"{len(p.tags)} tags are given; a resource takes {_MAX_TAGS} besides {', '.join(OUR_TAGS)}",
+    )
+
+
+def check_kept(p: ParameterFields) -> None:
+    """Refuse protection of the buckets that this deployment cannot provide."""
+    if p.kms and p.kms != NEW_KEY:
+        check_match("kms", p.kms, _KEY, f"use {NEW_KEY}, the ARN of a key, or nothing")
+    if not (p.dataset_bucket and p.run_bucket):
+        return
+    refuse_unless(
+        p.kms != NEW_KEY,
+        f"kms is {NEW_KEY}, which would create the key in DatasetStack, but with both buckets "
+        "adopted that stack does not exist; use the ARN of a key",
+    )
+    refuse_unless(
+        not p.access_logs,
+        "access_logs is true, but both buckets are adopted; enable logging where they are "
+        "managed, and drop access_logs",
+    )
+
+
+def check_review(p: ParameterFields) -> None:
+    """Refuse only one of ReviewStack's two parameters, or trust in more than one repository."""
+    given = {"oidc_provider": p.review.oidc_provider, "repository": p.review.repository}
+    if not any(given.values()):
+        return
+    missing = [f"review.{name}" for name, value in given.items() if not value]
+    refuse_unless(
+        not missing,
+        f"{''.join(missing)} is missing; set both of ReviewStack's parameters or neither",
+    )
+    advice = "use arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
+    check_match("review.oidc_provider", p.review.oidc_provider, _OIDC_PROVIDER, advice)
+    advice = "use OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
+    check_match("review.repository", p.review.repository, _REPOSITORY, advice)

@@ -9,8 +9,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from contract.notice import MAX_SECONDS
-from contract.run_image import image_stack
-from contract.stack_names import stack_name, training_stack
+from contract.stack_names import image_stack, stack_name, training_stack
 from contract.trainer_options import OPTIONS
 from sizing import InstanceType, catalogue
 

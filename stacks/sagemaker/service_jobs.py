@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 from contract.errors import UserError
 from contract.keys import HEAD, SWEEP
 from contract.sweep import Sweep, SweepRun
+from stacks.guard.settings import answer_or_none
 from stacks.sagemaker.request import refused_by_model
 
 # With the pauses in between, about two minutes; boto3's own 5 are over in seconds.
@@ -48,14 +49,9 @@ class SweepObjects:
 
     def read(self, key: str) -> bytes | None:
         """Return an object's content; None if it does not exist."""
-        try:
-            answer = self._s3.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "NoSuchKey":
-                return None
-            raise
-        body: bytes = answer["Body"].read()
-        return body
+        place = {"Bucket": self._bucket, "Key": f"{self._prefix}/{key}"}
+        answer = answer_or_none(self._s3.get_object, "NoSuchKey", **place)
+        return answer["Body"].read() if answer else None
 
     def write(self, key: str, data: bytes) -> None:
         """Write an entire object."""

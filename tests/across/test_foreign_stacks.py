@@ -145,6 +145,6 @@ def test_a_review_finds_what_is_deployed_under_another_prefix(
     context = ("-c", "prefix=NewTeam-", "--output", str(out))
     code, said = account.python("review", "--deployed", *context)
     assert code == 0, said
-    beside = f"**NewTeam-DatasetStack is built beside {named('DatasetStack')}, with nothing in it**"
-    assert beside in out.read_text()
+    note = f"**NewTeam-DatasetStack is built next to {named('DatasetStack')}, with nothing in it**"
+    assert note in out.read_text()
     assert f"`-c prefix={named('')}` updates that one" in out.read_text()

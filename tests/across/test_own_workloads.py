@@ -12,7 +12,7 @@ from contract.run_env import find_fault
 from stacks.parameters import StackParameters
 from stacks.parameters.checks import check_by_trainer
 from stacks.parameters.workloads import recipes, workloads
-from stacks.plan import annotate
+from stacks.plan_at_synth import annotate
 from stacks.program_source import write_source
 from tests.stacks.templates import sample_run_env
 from tests.training import documented

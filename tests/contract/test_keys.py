@@ -1,4 +1,4 @@
-"""What cannot import the names in S3 spells them as contract/keys.py does."""
+"""Files that cannot import the names in S3 spell them as contract/keys.py does."""
 
 import re
 from pathlib import Path

@@ -16,7 +16,7 @@ def lines(*numbers: int, generation: int = 1) -> bytes:
 
 
 class Objects:
-    """A store in memory, and a reader of it; `listings` are what it is told instead, in turn."""
+    """A store in memory, and a reader of it; `listings` are what it gets instead, in turn."""
 
     def __init__(self, **contents: bytes) -> None:
         self.found = dict(contents)

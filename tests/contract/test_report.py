@@ -8,7 +8,7 @@ from contract.report import Bar, Curve, chart, page, table, timeline
 
 
 def drawn(chart: str) -> dict[str, Any]:
-    """What the page's script gets of a chart."""
+    """The chart as the page's script gets it."""
     (text,) = re.findall(r'<script type="application/json">(.*)</script>', chart)
     found: dict[str, Any] = json.loads(text)
     return found

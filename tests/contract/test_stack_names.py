@@ -2,10 +2,10 @@
 
 import pytest
 
-from contract.run_image import image_stack
 from contract.stack_names import (
     DESCRIPTIONS,
     description_of,
+    image_stack,
     other_prefixes,
     refuse_foreign,
     training_stack,

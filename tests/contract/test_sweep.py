@@ -1,4 +1,4 @@
-"""What a sweep draws, and the file in which it stays."""
+"""The runs that a sweep draws, and the file in which they stay."""
 
 import pytest
 

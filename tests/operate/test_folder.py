@@ -101,8 +101,8 @@ def test_a_run_in_a_folder_is_stopped_shown_and_listed(
     assert f"committed step {found['committed_step']}\n" in capsys.readouterr().out
     for verb in ("stop", "shell"):
         assert main([verb, str(stopped)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(";")[0] for line in said] == [
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split(";")[0] for line in printed] == [
         f"error: no process on this machine trains {stopped}",
         "error: mine has no machine now",
     ]
@@ -164,10 +164,10 @@ def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture
     assert main(["status", str(stopped)]) == 0
     assert "`runs resume mine`, once repaired: the disk broke" in capsys.readouterr().out
     assert main(["resume", str(stopped), "--reason", "a new disk"]) == 0
-    said = capsys.readouterr()
-    assert "[ok] mine resumes from step" in said.out
-    assert "it had failed: the disk broke" in said.err
-    assert "now start its command again" in said.err
+    printed = capsys.readouterr()
+    assert "[ok] mine resumes from step" in printed.out
+    assert "it had failed: the disk broke" in printed.err
+    assert "now start its command again" in printed.err
     head = Head.read(FolderStore(stopped))
     assert head is not None and head.state == "released"
 
@@ -272,8 +272,8 @@ def test_fails_where_neither_region_nor_run_is_known(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     quick_client.cache_clear()
     assert main(["list"]) == 2
-    said = capsys.readouterr().err
-    assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in said
+    printed = capsys.readouterr().err
+    assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in printed
     for folder in ("./nothing", "runs/nothing"):
         assert main(["status", folder]) == 2
         assert "no run found at" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What submits jobs where AWS asks for fewer requests: it waits, and says what is left to do."""
+"""Jobs submitted while AWS asks for fewer requests: it waits, and reports what is left to do."""
 
 import json
 import time
@@ -87,9 +87,9 @@ def test_one_that_is_throttled_for_good_says_what_is_queued_and_how_to_go_on(
 ) -> None:
     aws.faults.begin([Fault(action="batch:SubmitServiceJob", status=429, of=SUBMITTERS)])
     assert main(_SWEEP) == 1
-    said = capsys.readouterr().err
-    assert "(TooManyRequestsException)" in said and "Traceback" not in said
-    assert f"(0 of {_NUM_RUNS} are queued; the same command queues the rest)" in said
+    printed = capsys.readouterr().err
+    assert "(TooManyRequestsException)" in printed and "Traceback" not in printed
+    assert f"(0 of {_NUM_RUNS} are queued; the same command queues the rest)" in printed
     assert len(waited) == 9
     aws.faults.end()
     assert main(_SWEEP) == 0 and main(_SWEEP) == 0
@@ -104,6 +104,6 @@ def test_a_training_job_that_is_throttled_for_good_was_not_created(
     aws.faults.begin([Fault(action="sagemaker:CreateTrainingJob", status=429, of=SUBMITTERS)])
     run = ["--workload", "trajectory", "--recipe", "laptop", "--run-uri", "s3://bucket/runs/one"]
     assert main(["submit", *run, *_JOB]) == 1
-    said = capsys.readouterr().err
-    assert "the job was not created: An error occurred (ThrottlingException)" in said
+    printed = capsys.readouterr().err
+    assert "the job was not created: An error occurred (ThrottlingException)" in printed
     assert len(waited) == 9 and not aws.service_jobs.trainings

@@ -33,7 +33,7 @@ def edited(side: Side, edit: Callable[[dict[str, Any]], object], stack: str = TR
 
 
 def cost(review: Review, name: str) -> tuple[str, str]:
-    """What one row of the costs was, and is."""
+    """One row of the costs, before and after."""
     (row,) = [row for row in review.costs if name in row.name]
     return row.before, row.after
 

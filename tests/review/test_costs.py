@@ -1,4 +1,4 @@
-"""What the review says of dollars: of which region and day, and of the market that is bought."""
+"""The dollars in a review: of which region and day, and of the market that is bought."""
 
 from collections.abc import Callable
 from dataclasses import replace

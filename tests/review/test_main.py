@@ -53,8 +53,8 @@ def test_fails_for_an_output_that_cannot_be_written_before_anything_is_synthesiz
     (tmp_path / "file").write_text("precious")
     for output, why in ((tmp_path, "Is a directory"), (tmp_path / "file/below.md", "File exists")):
         assert main(["--output", str(output)], tmp_path) == 2, "1 would mean that data are lost"
-        said = capsys.readouterr().err
-        assert said == f"review: --output {output} cannot be written ({why}); name another file\n"
+        error = capsys.readouterr().err
+        assert error == f"review: --output {output} cannot be written ({why}); name another file\n"
     assert (tmp_path / "file").read_text() == "precious"
 
 

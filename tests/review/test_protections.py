@@ -1,4 +1,4 @@
-"""What watches and protects a run may go only where somebody accepts it by name."""
+"""Watchers and protections of a run may go only where somebody accepts it by name."""
 
 import json
 from collections.abc import Callable
@@ -89,14 +89,14 @@ def test_fails_for_a_protection_that_goes_unless_it_is_accepted(
 
 
 def test_fails_where_nobody_gets_the_alarms_any_more(base: Side, make_side: MakeSide) -> None:
-    told = make_side(**{"alarm.email": "a@example.org"})
-    review = judge(told, base, [])
+    mailed = make_side(**{"alarm.email": "a@example.org"})
+    review = judge(mailed, base, [])
     (found,) = review.weakened
     assert found.accept == "alarms"
     assert found.what == "a@example.org no longer gets the alarms, and nobody else does"
     assert review.exit_code("data-loss") == 1
     other = make_side(**{"alarm.email": "b@example.org"})
-    assert judge(told, other, []).weakened == judge(base, told, []).weakened == []
+    assert judge(mailed, other, []).weakened == judge(base, mailed, []).weakened == []
 
 
 def test_what_only_gets_another_logical_id_stays(base: Side) -> None:
@@ -196,7 +196,7 @@ def test_a_new_run_id_widens_nothing(base: Side, make_side: MakeSide) -> None:
     assert review.security == []
     assert "widened" not in write_comment(review)
 
-    # Under it, what is more than the run before had is told all the same.
+    # Under it, what is more than the run before had is reported all the same.
     def keep_the_old_run(resources: dict[str, Any]) -> None:
         policy = resources[first(resources, "AWS::IAM::Policy", "InstanceRole")]
         statement = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "b/runs/run-1/*"}

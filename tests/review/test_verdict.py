@@ -1,4 +1,4 @@
-"""What the review says of a size, a policy, a bucket, a run id: on synthesized templates."""
+"""The review of a size, a policy, a bucket, a run id: on synthesized templates."""
 
 import json
 from collections.abc import Callable
@@ -358,7 +358,7 @@ def test_the_image_that_a_deploy_starts_is_told(base: Side, make_side: Callable[
     keeper, line = named("RunImage-run-1-02012aed"), "pytorch-2.12-ubuntu-24.04/latest/ami-id"
     had, newer = "ami-0aaaaaaaaaaaaaaaa", "ami-0bbbbbbbbbbbbbbbb"
 
-    def told(head: Side, **images: str) -> tuple[str, list[str]]:
+    def images_of(head: Side, **images: str) -> tuple[str, list[str]]:
         """The note and the effects, where these stacks alone are deployed, with their images."""
         stacks = {name: replace(base.stacks[name], image=image) for name, image in images.items()}
         review = judge(replace(base, stacks=stacks), head, [])
@@ -366,17 +366,17 @@ def test_the_image_that_a_deploy_starts_is_told(base: Side, make_side: Callable[
         return note, [each for each in review.run_effects if "image" in each]
 
     deployed = {TRAINING: had}
-    assert told(base, **deployed, **{keeper: had}) == (
+    assert images_of(base, **deployed, **{keeper: had}) == (
         f"{TRAINING} starts the image that it has: {had}.", []
     )  # fmt: skip
-    note, (effect,) = told(base, **deployed)
+    note, (effect,) = images_of(base, **deployed)
     assert note.startswith(f"{TRAINING} starts the newest of /aws/service/deeplearning/")
     assert note.endswith(f"{line}, which {keeper} then keeps; it has {had}.")
     assert effect.startswith(f"**The image of run-1 may change** ({had} → the newest of /aws")
     assert effect.endswith(f"-c pytorch_ami_parameter={had} keeps it.")
-    note, (effect,) = told(make_side(pytorch_ami_parameter=newer), **deployed)
+    note, (effect,) = images_of(make_side(pytorch_ami_parameter=newer), **deployed)
     assert note == f"{TRAINING} starts {newer}; it has {had}."
     assert effect.startswith(f"**The image of run-1 changes** ({had} → {newer})")
-    note, effects = told(make_side(run_id="run-2"), **deployed, **{keeper: had})
+    note, effects = images_of(make_side(run_id="run-2"), **deployed, **{keeper: had})
     assert "RunImage-run-2-" in note and note.endswith(f"; it has {had}.")
     assert effects == []

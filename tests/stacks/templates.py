@@ -1,4 +1,4 @@
-"""What the tests of stacks/ read of synthesized templates."""
+"""Readers of synthesized templates for the tests of stacks/."""
 
 from typing import Any
 

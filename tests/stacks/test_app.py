@@ -34,7 +34,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = _synth(out)
     assert done.returncode == 0, done.stderr
     assert "[WARNING]" not in done.stderr, done.stderr
-    (out / "said.txt").write_text(done.stderr)
+    (out / "printed.txt").write_text(done.stderr)
     return out
 
 
@@ -49,11 +49,11 @@ def test_synth_needs_no_account(assembly: Path) -> None:
 
 
 def test_the_cli_says_what_the_run_takes_and_when_it_is_stopped(assembly: Path) -> None:
-    said = (assembly / "said.txt").read_text()
-    assert "INFO plan: trajectory/full on g5.2xlarge takes " in said
-    assert "INFO the Guard stops the run at 4 billed hours or $5 or 24 hours" in said
-    assert "INFO the fleet may start g5.2xlarge, g5.4xlarge; the dearest, g5.4xlarge" in said
-    assert ".js:" not in said  # where in jsii a message was added helps nobody
+    printed = (assembly / "printed.txt").read_text()
+    assert "INFO plan: trajectory/full on g5.2xlarge takes " in printed
+    assert "INFO the Guard stops the run at 4 billed hours or $5 or 24 hours" in printed
+    assert "INFO the fleet may start g5.2xlarge, g5.4xlarge; the dearest, g5.4xlarge" in printed
+    assert ".js:" not in printed  # where in jsii a message was added helps nobody
 
 
 def test_a_concrete_account_and_region_need_no_look_up(tmp_path: Path) -> None:

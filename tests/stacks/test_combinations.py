@@ -107,7 +107,7 @@ def test_what_is_kept_keeps_its_logical_ids(synthesize: Synthesize) -> None:
 
 
 def _check_instances(templates: Any, *, has_key: bool) -> None:
-    """What cdk-nag does not look into: the launch template."""
+    """Check the launch template, which cdk-nag does not look into."""
     template = only(templates["TrainingStack"], "AWS::EC2::LaunchTemplate")
     data = template["LaunchTemplateData"]
     options = data["MetadataOptions"]

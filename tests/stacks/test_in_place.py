@@ -1,4 +1,4 @@
-"""What a second deploy may change without replacing anything, held against AWS's own schemas."""
+"""Changes that a second deploy makes without replacing anything, held against AWS's own schemas."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_change_is_made_in_place_but_perhaps_in_the_fleet(
     assert pairs, "the change changes something"
     for name, type_name, old, new in pairs:
         assert not replaces(type_name, old, new), f"{name} would be replaced"
-        # Nor may it depend on what only a deploy can tell.
+        # Nor may it depend on what only a deploy shows.
         assert {"Never"} == {each for _, each in changed_properties(type_name, old, new)}, name
     # A given image needs no stack that keeps the run's.
     for stack in before.keys() & after.keys():

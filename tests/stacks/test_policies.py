@@ -34,7 +34,7 @@ WILDCARDS = {
     ("GuardRole", "*"),
 }
 
-# With a key of one's own: grant_publish writes it, beside that key only.
+# With a key of one's own: grant_publish writes it, next to that key only.
 KEY_WILDCARDS = {("GuardRole", "kms:GenerateDataKey*")}
 # The same for policies that stand at a resource, allowing statements only: what it is, the
 # statement, and what in it is a wildcard. A key's policy has to spell its own key as "*".

@@ -19,7 +19,7 @@ def vision(synthesize: Callable[..., Any]) -> Any:
 
 
 def _physical_names(template: Any) -> Iterator[str]:
-    """What a template names itself, where AWS knows a resource by it."""
+    """The names that a template chooses, where AWS knows a resource by them."""
     for resource in template["Resources"].values():
         for pointer in (schema_of(resource["Type"]) or {}).get("primaryIdentifier", []):
             name = resource.get("Properties", {}).get(pointer.removeprefix("/properties/"))

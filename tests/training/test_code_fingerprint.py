@@ -44,7 +44,6 @@ MODULES = ("moons", "training.workloads.trajectory.features")
         ("training/cli/main.py", [False, False]),
         ("training/durable/save/tensors/checkpointer.py", [False, False]),
         # What every stage may use.
-        ("training/randomness.py", [True, True]),
         ("training/artifacts/prepare.py", [True, True]),
         ("training/numerics.py", [True, True]),
         ("training/durable/sources.py", [True, True]),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.randomness import drawing_from
+from training.numerics import drawing_from
 from training.workload import DatasetSamples, Settings, Train
 
 

@@ -1,4 +1,4 @@
-"""What the boot tests share: a bundle with the real userdata/ and a small trainer, and a fleet.
+"""Shared by the boot tests: a bundle with the real userdata/ and a small trainer, and a fleet.
 
 The trainer keeps to the command line of training/ and does what the machine's variable ORDERS says:
 that way one bundle serves every test.
@@ -63,7 +63,7 @@ if options.command == "fail":
 elif options.command == "data":
     while orders.get("sync") == "until notice" and not (root / "run/training/notice.json").exists():
         time.sleep(0.05)
-    if orders.get("sync") == "until it is told":
+    if orders.get("sync") == "until it is asked":
         options.begun_file.touch()
         while not (root / "sync-ends").exists():
             time.sleep(0.05)
@@ -152,7 +152,7 @@ class Rig:
         return [self.read(key) for key in keys]
 
     def target_capacity(self) -> int:
-        """What the fleet is asked to keep."""
+        """The capacity that the fleet is asked to keep."""
         ec2 = self.aws.client("ec2")
         found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[self.fleet_id])
         config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
@@ -232,7 +232,7 @@ class Rig:
         return str(ran["Instances"][0]["InstanceId"])
 
     def instance_state(self, machine: ProcessMachine) -> str:
-        """What EC2 says of the machine's instance."""
+        """The state of the machine's instance in EC2."""
         found = self.aws.client("ec2").describe_instances(InstanceIds=[machine.instance_id])
         return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
 
@@ -310,7 +310,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS)
 
 
 def trainer_notes(machine: ProcessMachine) -> list[dict[str, Any]]:
-    """What the small trainer has written down of its calls and signals."""
+    """The calls and signals that the small trainer has written down."""
     path = machine.folder / "trainer.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

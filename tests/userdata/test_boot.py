@@ -99,10 +99,12 @@ def test_what_one_machine_has_read_of_torch_the_next_reads_ahead(booted: Rig) ->
     # Left by the first machine of these tests, all of which have one image.
     key = f"artifacts/reads/{machine.metadata.instance.image_id}.json"
     wait_until(lambda: s3.list_objects_v2(Bucket="runs", Prefix=key)["KeyCount"] == 1)
-    said = machine.folder / "said"
+    printed = machine.folder / "printed"
     bundle = machine.folder / "opt/training/bundle"
-    run_on(machine, "bash", "-c", f"cd {bundle} && bash userdata/steps/read_ahead.sh >{said}")
-    assert re.search(r"read-ahead: (\d+) of \1 blocks of 512 KiB read ahead in", said.read_text())
+    run_on(machine, "bash", "-c", f"cd {bundle} && bash userdata/steps/read_ahead.sh >{printed}")
+    assert re.search(
+        r"read-ahead: (\d+) of \1 blocks of 512 KiB read ahead in", printed.read_text()
+    )
 
 
 def test_booting_twice_changes_nothing(booted: Rig) -> None:

@@ -6,7 +6,7 @@ from tests.userdata.rig import Rig, calls, wait, wait_until
 
 
 def test_training_starts_while_the_dataset_is_still_arriving(rig: Rig) -> None:
-    rig.order(run="wait", sync="until it is told")
+    rig.order(run="wait", sync="until it is asked")
     machine = rig.machine()
     wait(machine, "trainer listens")
     wait_until(lambda: "boot" in {event["name"] for event in rig.events()})
@@ -20,7 +20,7 @@ def test_training_starts_while_the_dataset_is_still_arriving(rig: Rig) -> None:
 def test_a_sync_that_fails_while_training_waits_for_it_ends_the_machine_or_the_run(
     rig: Rig, status: int, attempts: int, reason: str
 ) -> None:
-    rig.order(run="wait", sync="until it is told")
+    rig.order(run="wait", sync="until it is asked")
     machine = rig.machine()
     wait(machine, "trainer listens")
     (machine.folder / "sync-ends").write_text(str(status))

@@ -16,9 +16,9 @@ from rehearsal.demo.trained import RehearsedProgram
 from rehearsal.machines.process import ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.guard import records
-from stacks.guard.ledger import Ledger
 from stacks.guard.reasons import reason_to_stop
 from stacks.guard.settings import GuardSettings
+from stacks.guard.tick import Tick
 from stacks.parameters import StackParameters
 from stacks.program_source import write_source
 from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
@@ -110,7 +110,7 @@ def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The Guard reads a program's head as a workload's.
-    monkeypatch.setattr(records, "client", rig.aws.client)
+    monkeypatch.setattr(records, "quick_client", rig.aws.client)
     guard = guard_settings(rig)
     variables = boot_program(rig, "plain", tmp_path, epochs=8)
     first = start(rig, variables)
@@ -118,10 +118,13 @@ def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
     first.kill()
     head, written = records.read_head(guard)
     assert time.time() - 600 < records.last_commit(guard, head) <= time.time()
-    assert reason_to_stop(guard, Ledger(), head, written, time.time()) is None
+    tick = Tick(settings=guard, now=time.time(), head=head, head_written=written)
+    assert reason_to_stop(tick) is None
     second = start(rig, variables)
     wait(second, f"fleet {rig.fleet_id} to zero: the run is finished")
-    reason = reason_to_stop(guard, Ledger(), *records.read_head(guard), time.time())
+    head, written = records.read_head(guard)
+    tick = Tick(settings=guard, now=time.time(), head=head, head_written=written)
+    reason = reason_to_stop(tick)
     assert reason is not None
     assert reason.sentence == "the run is finished"
     log = second.training_log.read_text()

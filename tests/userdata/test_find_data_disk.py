@@ -1,6 +1,5 @@
 """Which disk is the data volume, by the programs of process machines and by identify data."""
 
-import ctypes
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
 from tests.userdata.rig import find_disk
-from userdata.find_data_disk import NvmeAdminCommand, short_name
+from userdata.find_data_disk import NVME_COMMAND, short_name
 
 INSTANCE_STORE = JsonDisk(
     name="nvme2n1", model="Amazon EC2 NVMe Instance Storage", serial="AWS1", device_name=""
@@ -45,4 +44,4 @@ def test_names_in_identify_data_are_padded() -> None:
 
 
 def test_nvme_command_has_the_size_that_its_ioctl_number_names() -> None:
-    assert ctypes.sizeof(NvmeAdminCommand) == 0x48
+    assert NVME_COMMAND.size == 0x48

@@ -29,7 +29,7 @@ def test_without_logs_no_gpu_has_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text", "said"),
+    ("number", "text", "fault"),
     [
         (46, "pid=9, name=python, GPU stopped processing", "Xid 46, stopped processing"),
         (136, "Link 3 failed", "Xid 136, NVLink could not be trained"),
@@ -40,14 +40,14 @@ def test_without_logs_no_gpu_has_failed() -> None:
     ],
 )
 def test_what_only_a_reset_mends_is_a_fault(
-    root: Path, number: int, text: str, said: str | None
+    root: Path, number: int, text: str, fault: str | None
 ) -> None:
     write(root, KERNEL_LOG, f"4,990,71,-;NVRM: Xid (PCI:0000:00:1e): {number}, {text}\n")
-    assert find_fault() == (said and f"GPU PCI:0000:00:1e of this machine failed: {said}")
+    assert find_fault() == (fault and f"GPU PCI:0000:00:1e of this machine failed: {fault}")
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "fault"),
     [
         ("00000000:00:1E.0, 0, 0", None),
         ("00000000:00:1E.0, [N/A], [N/A]", None),
@@ -56,12 +56,12 @@ def test_what_only_a_reset_mends_is_a_fault(
     ],
 )
 def test_memory_that_waits_for_a_reset_is_a_fault(
-    root: Path, rows: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+    root: Path, rows: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(root, "bin/nvidia-smi", f"#!/bin/sh\necho '{rows}'\n")
     (root / "bin/nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(root / "bin"), prepend=":")
-    assert find_fault() == (said and f"GPU 00000000:00:1E.0 of this machine failed: {said}")
+    assert find_fault() == (fault and f"GPU 00000000:00:1E.0 of this machine failed: {fault}")
 
 
 def test_hardware_xids_are_a_fault_and_those_of_programs_are_not(root: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_recommendation_and_a_notice_reach_the_trainer_once_each(rig: Rig) -> 
     wait(machine, "trainer listens")
     machine.rebalance()
     wait_until(lambda: signals(machine) == ["SIGUSR2"])
-    # Some polls later it has still been told once.
+    # Some polls later it has still got one signal.
     time.sleep(0.5)
     assert signals(machine) == ["SIGUSR2"]
     machine.notice(120)

@@ -1,4 +1,4 @@
-"""The handler against a metadata service, with a systemctl that writes down what it is told."""
+"""The handler against a metadata service, with a systemctl that writes down how it is called."""
 
 import json
 from collections.abc import Iterator
@@ -35,15 +35,15 @@ def server(clock: Clock) -> Iterator[MetadataServer]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    install(tmp_path / "bin/systemctl", f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    install(tmp_path / "bin/systemctl", f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setenv("MACHINE_ROOT", str(tmp_path))
     monkeypatch.setenv("INSTANCE_ID", "i-1")
     return tmp_path
 
 
-def told(root: Path) -> list[str]:
-    path = root / "told"
+def calls(root: Path) -> list[str]:
+    path = root / "calls"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_told_while_there_is_nothing(
     server: MetadataServer, clock: Clock, root: Path
 ) -> None:
     assert not handler_of(server, clock).poll()
-    assert (told(root), events(root)) == ([], [])
+    assert (calls(root), events(root)) == ([], [])
 
 
 def test_a_notice_is_told_once_even_by_a_restarted_handler(
@@ -69,7 +69,7 @@ def test_a_notice_is_told_once_even_by_a_restarted_handler(
     server.notice(120)
     assert handler_of(server, clock).poll()
     assert handler_of(server, clock).poll()
-    assert told(root) == ["kill --kill-whom=main --signal=SIGUSR1 training.service"]
+    assert calls(root) == ["kill --kill-whom=main --signal=SIGUSR1 training.service"]
     assert events(root) == ["notice"]
     notice = json.loads((root / "run/training/notice.json").read_text())
     assert notice["action"] == "terminate"
@@ -81,7 +81,7 @@ def test_a_recommendation_that_comes_with_the_notice_is_not_told(
     server.rebalance()
     server.notice(120)
     assert handler_of(server, clock).poll()
-    assert [line for line in told(root) if "SIGUSR2" in line] == []
+    assert [line for line in calls(root) if "SIGUSR2" in line] == []
 
 
 def test_the_notice_after_our_own_stop_is_not_told(
@@ -91,7 +91,7 @@ def test_the_notice_after_our_own_stop_is_not_told(
     (root / "run/training/stopping").touch()
     server.notice(120)
     assert handler_of(server, clock).poll()
-    assert (told(root), events(root)) == ([], ["notice-after-stop"])
+    assert (calls(root), events(root)) == ([], ["notice-after-stop"])
 
 
 def test_an_expired_token_is_renewed(server: MetadataServer, clock: Clock, root: Path) -> None:

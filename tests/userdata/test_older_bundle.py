@@ -40,8 +40,8 @@ def test_what_an_older_bundle_would_refuse_is_taken_out_and_named(
     after = rewritten(tmp_path, monkeypatch, TEXT, OPTIONS)
     assert run_env.find_faults(after) == []
     assert after["TRAINER_OPTIONS"] == KNOWN[:-1] + ' nan_skips=1"'
-    said = "ignoring FROM_TOMORROW, train.watchdog_seconds, unknown to the run's older bundle"
-    assert said in capsys.readouterr().out
+    sentence = "ignoring FROM_TOMORROW, train.watchdog_seconds, unknown to the run's older bundle"
+    assert sentence in capsys.readouterr().out
 
 
 def test_a_bundle_from_before_the_options_finds_its_own_variables(

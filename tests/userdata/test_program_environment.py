@@ -171,8 +171,10 @@ def test_the_trainer_of_a_workload_of_one_s_own_runs_with_what_it_requires(
     machine.require("digits\n")
     assert machine.step().returncode == 0
     (python,) = machine.options
-    said = "import digits, importlib.util as u; print(digits.version, u.find_spec('torch') is None)"
-    assert subprocess.check_output([python, "-c", said], text=True).split() == ["1.0", "False"]
+    script = (
+        "import digits, importlib.util as u; print(digits.version, u.find_spec('torch') is None)"
+    )
+    assert subprocess.check_output([python, "-c", script], text=True).split() == ["1.0", "False"]
 
 
 def test_fails_on_another_torch_whoever_asks_for_it(machine: Machine) -> None:
@@ -223,8 +225,10 @@ def test_fails_on_requirements_that_no_machine_could_install() -> None:
     assert refusal([f"{versions}none)"]) is None
     assert "correct the requirements file" in str(refusal(["ERROR: Invalid requirement: '!'"]))
     conflict = ["The conflict is caused by:", "    a 1 depends on b<2", "    c 1 depends on b>2"]
-    said = str(refusal([*conflict, "ERROR: ResolutionImpossible: for help visit"]))
-    assert said == "the requirements contradict each other: a 1 depends on b<2; c 1 depends on b>2"
+    reason = str(refusal([*conflict, "ERROR: ResolutionImpossible: for help visit"]))
+    assert (
+        reason == "the requirements contradict each other: a 1 depends on b<2; c 1 depends on b>2"
+    )
 
 
 def test_scripts_can_be_started_after_the_zip_lost_their_modes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one machine has read of its files is read ahead on the next: those blocks and no others."""
+"""The blocks that one machine has read of its files are read ahead on the next, and no others."""
 
 import json
 import mmap

@@ -1,4 +1,4 @@
-"""One boot step: how often it is tried, what is said, and which exit status it ends with."""
+"""One boot step: how often it is tried, what it prints, and which exit status it ends with."""
 
 import json
 import os
@@ -119,12 +119,12 @@ def pip(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             thread.join()
 
 
-@pytest.mark.parametrize(("build", "said"), [(BUILDS, "installed"), (COMPILES, "built")])
+@pytest.mark.parametrize(("build", "done"), [(BUILDS, "installed"), (COMPILES, "built")])
 def test_a_build_that_gets_something_done_may_take_longer_than_the_limit_and_is_told_of(
-    root: Path, pip: Path, monkeypatch: pytest.MonkeyPatch, build: str, said: str
+    root: Path, pip: Path, monkeypatch: pytest.MonkeyPatch, build: str, done: str
 ) -> None:
     status, (event,) = run(monkeypatch, root, f"cd {pip}; {build}", "program")
-    assert (status, event["message"]) == (0, said)
+    assert (status, event["message"]) == (0, done)
     assert event["seconds"] > 2
     step, done = read_progress((root / "aws/i-1.json").read_bytes())
     assert step == "program"
@@ -151,9 +151,9 @@ def test_what_other_steps_write_there_does_not_keep_one_that_hangs(
 def test_a_sync_counts_by_itself_and_has_no_limit(
     root: Path, pip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = root / "run/training/dataset-begun"
-    count = f"""printf '{{"step": "dataset", "files": 2, "bytes": 9}}' >{told}; sleep 1.5"""
-    status, _ = run(monkeypatch, root, f"echo torn >{told}; sleep 0.3; {count}", "dataset")
+    record = root / "run/training/dataset-begun"
+    count = f"""printf '{{"step": "dataset", "files": 2, "bytes": 9}}' >{record}; sleep 1.5"""
+    status, _ = run(monkeypatch, root, f"echo torn >{record}; sleep 0.3; {count}", "dataset")
     assert status == 0
     assert (root / "aws/i-1.json").read_bytes() == progress_record("dataset", 2, 9)
 

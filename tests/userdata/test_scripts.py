@@ -1,4 +1,4 @@
-"""What must hold for the boot programs as files."""
+"""Rules for the boot programs as files."""
 
 import importlib.util
 import re

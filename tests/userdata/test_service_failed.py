@@ -1,4 +1,4 @@
-"""What a service that failed for good ends: the run, this machine, or nothing that is left."""
+"""A service that failed for good ends the run, this machine, or nothing."""
 
 import json
 import subprocess
@@ -132,8 +132,8 @@ def test_a_failed_gpu_ends_the_machine_wherever_others_failed(fail: Fail, root: 
 def test_what_a_trial_step_says_of_a_failed_gpu_is_not_the_users_mistake(
     fail: Fail, root: Path
 ) -> None:
-    said = "error: a trial step of the recipe failed: CUDA error: uncorrectable ECC error"
-    (root / "var/log/training/training.log").write_text(said)
+    line = "error: a trial step of the recipe failed: CUDA error: uncorrectable ECC error"
+    (root / "var/log/training/training.log").write_text(line)
     made, (event,) = fail(status=2)
     assert made == ["ec2 terminate"]
     assert event["message"].startswith("a GPU of this machine failed: ")

@@ -284,8 +284,8 @@ def test_without_metadata_or_list_nothing_is_read_ahead_and_nothing_fails(root: 
     nobody = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}
     done = run_step(root, "read_ahead", **nobody)
     assert (done.returncode, done.stderr) == (0, "")
-    said = "     read-ahead: what an earlier machine has read is unknown: userdata.metadata.Meta"
-    assert done.stdout.startswith(said)
+    printed = "     read-ahead: what an earlier machine has read is unknown: userdata.metadata.Meta"
+    assert done.stdout.startswith(printed)
     (event,) = (root / "var/lib/training/events").iterdir()
     assert json.loads(event.read_text())["name"] == "boot-read-ahead"
 
@@ -300,7 +300,7 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "printed"),
     [
         ("exit 0", "GPU clocks set to the highest supported: 6251,1710 MHz"),
         (
@@ -310,13 +310,13 @@ esac
     ],
 )
 def test_services_set_the_highest_clocks_and_boot_goes_on_where_a_driver_refuses(
-    root: Path, answer: str, said: str
+    root: Path, answer: str, printed: str
 ) -> None:
     install(root / "bin/nvidia-smi", SMI.format(root=root, answer=answer))
     install(root / "bin/systemctl", "#!/bin/sh\n")
     done = run_step(root, "services")
     assert done.returncode == 0, done.stderr
-    assert said in done.stdout
+    assert printed in done.stdout
     asked = (root / "asked").read_text().splitlines()
     assert asked[1:] == ["--persistence-mode=1", "--applications-clocks=6251,1710"]
 

@@ -1,4 +1,4 @@
-"""What systemd itself says of the units: no complaint, and how exposed each of them is."""
+"""The verdict of systemd itself on the units: no complaint, and how exposed each of them is."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ needs_systemd = pytest.mark.skipif(
 
 
 def analyze(*words: str) -> str:
-    """What systemd-analyze prints, complaints included."""
+    """Return the output of systemd-analyze, complaints included."""
     done = subprocess.run(
         ["systemd-analyze", "--no-pager", *words], capture_output=True, text=True, check=False
     )
@@ -39,8 +39,8 @@ def analyze(*words: str) -> str:
 
 
 def complaints(folder: Path) -> set[str]:
-    said = analyze("verify", *map(str, sorted(folder.glob("*.service")))).splitlines()
-    return {re.sub(r"^\S+?([^/]+\.service):\d+: ", r"\1: ", line) for line in said}
+    printed = analyze("verify", *map(str, sorted(folder.glob("*.service")))).splitlines()
+    return {re.sub(r"^\S+?([^/]+\.service):\d+: ", r"\1: ", line) for line in printed}
 
 
 @needs_systemd
@@ -64,10 +64,10 @@ def test_systemd_complains_of_a_value_that_it_cannot_read(tmp_path: Path) -> Non
 @needs_systemd
 @pytest.mark.parametrize("name", MOST_EXPOSED)
 def test_a_unit_is_no_more_exposed_than_before(name: str) -> None:
-    said = analyze("security", "--offline=true", str(UNITS / name))
-    found = re.search(rf"exposure level for {name}: ([\d.]+) ", said)
-    assert found is not None, said
-    assert float(found[1]) <= MOST_EXPOSED[name], said
+    printed = analyze("security", "--offline=true", str(UNITS / name))
+    found = re.search(rf"exposure level for {name}: ([\d.]+) ", printed)
+    assert found is not None, printed
+    assert float(found[1]) <= MOST_EXPOSED[name], printed
 
 
 def test_every_unit_has_its_exposure() -> None:

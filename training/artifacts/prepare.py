@@ -35,8 +35,7 @@ from training.durable import (
     World,
     put_unless_changed,
 )
-from training.numerics import code_fingerprint
-from training.randomness import seed_torch
+from training.numerics import code_fingerprint, seed_torch
 from training.workload import Inputs, Prepare
 
 _log = logging.getLogger(__name__)

@@ -489,13 +489,13 @@ def _maker(
     """Return a function that makes model and batch for a batch size, and a context to count in."""
     import torch
 
-    from training.preflight.borrowed import (
+    from training.preflight.standalone import (
         HuggingFace,
         adapted,
         balanced_experts,
         in_bfloat16,
+        load_function,
     )
-    from training.preflight.standalone import load_function
 
     # torch would print a traceback before our one sentence.
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True

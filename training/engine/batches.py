@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.engine.stage_checks import checked_order
-from training.randomness import derive_seeds
+from training.numerics import derive_seeds
 from training.stacking import stack
 from training.workload import Batch, Samples, Settings, Train, implements
 

@@ -34,8 +34,7 @@ from training.engine.loader import Loader
 from training.engine.optimizer import OPTIMIZER, autocast, state_by_name
 from training.engine.parallel import Parallel
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
-from training.numerics import configure
-from training.randomness import seed_torch
+from training.numerics import configure, seed_torch
 from training.registry import load_workload, resolve_config
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Samples, Train, implements
 

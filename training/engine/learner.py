@@ -48,7 +48,7 @@ from training.engine.stage_checks import (
     checked_start,
     checked_weight,
 )
-from training.randomness import seed_torch
+from training.numerics import seed_torch
 from training.workload import Batch, Inputs, Start, Train, implements, release_prior
 
 _log = logging.getLogger(__name__)

@@ -3,6 +3,12 @@
 Also a model that belongs to no workload, as such a stage: `package.module:function` returns (model,
 batch) or (model, batch, loss), given nothing or a number of samples. Nothing is trained:
 model and batch are built on fake tensors where that works.
+
+Models of the transformers library, and fine-tuned variants of any model: only shapes and costs.
+
+A config.json, or its name on the Hugging Face Hub, is enough. The shapes and bytes of adapters, of
+4-bit matrices and of an 8-bit optimizer are those of peft (LoRA, Hu et al. 2021) and bitsandbytes
+(QLoRA, Dettmers et al. 2023); neither is needed, as nothing is trained.
 """
 
 import copy
@@ -13,6 +19,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +29,276 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import register_flop_formula
 
 from contract.errors import UserError
-from training.preflight.borrowed import AdamW8bit
 from training.registry import name_known
 from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
+
+# Tried in this order for a config that names no architecture: the first that its family has.
+_TASKS = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
+_DEFAULT_TOKENS = 512
+
+
+class HuggingFace:
+    """A config's model with a batch of any size: `tokens` each, or images as the config has them.
+
+    `attention`: "eager", or "sdpa" for fused; by default fused where the library has it.
+    `recomputes`: each block is computed again in backward.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        tokens: int | None,
+        attention: str | None = None,
+        recomputes: bool = False,
+    ) -> None:
+        self._config = _read(target)
+        self._class = _class_of(self._config)
+        self._recomputes = recomputes
+        if attention:
+            self._config._attn_implementation = attention
+        self._config.use_cache = False
+        if self._config.is_encoder_decoder and not hasattr(self._config, "decoder_start_token_id"):
+            self._config.decoder_start_token_id = 0
+        self._inputs = self._class.main_input_name
+        if self._inputs not in ("input_ids", "pixel_values"):
+            raise UserError(
+                f"{self._class.__name__} takes {self._inputs}, whose shape is not in a config; "
+                "pass package.module:function, which returns the model and a batch"
+            )
+        if tokens and self._inputs == "pixel_values":
+            raise UserError("--tokens is for text: an image's number of patches is in its config")
+        most = getattr(self._config, "max_position_embeddings", None) or tokens or _DEFAULT_TOKENS
+        if tokens and tokens > most:
+            raise UserError(f"--tokens is {tokens}; this model has {most} positions")
+        self._tokens = tokens or min(_DEFAULT_TOKENS, most)
+
+    def __call__(self, samples: int) -> tuple[nn.Module, Mapping[str, Tensor]]:
+        """Return the model, which has its own loss, and a batch."""
+        from transformers.initialization import no_init_weights
+
+        try:
+            with no_init_weights():
+                model = self._class._from_config(self._config)
+        except ValueError as error:
+            raise UserError(f"{self._class.__name__}: {error}") from None
+        model.tie_weights()
+        if self._recomputes:
+            # Its name until transformers 5.20 was gradient_checkpointing_enable.
+            now, before = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+            getattr(model, now if hasattr(model, now) else before)()
+            model.enable_input_require_grads()
+        return model, self._batch(samples)
+
+    def _batch(self, samples: int) -> Mapping[str, Tensor]:
+        if self._inputs == "pixel_values":
+            side, channels = self._config.image_size, self._config.num_channels
+            images = torch.zeros(samples, channels, side, side)
+            return {"pixel_values": images, "labels": torch.zeros(samples, dtype=torch.long)}
+        tokens = torch.zeros(samples, self._tokens, dtype=torch.long)
+        classifies = self._class.__name__.endswith("SequenceClassification")
+        return {"input_ids": tokens, "labels": tokens[:, 0] if classifies else tokens}
+
+
+def _read(target: str) -> Any:
+    try:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise UserError(
+            f"{target}: {error}; counting a config needs the transformers library: "
+            "pip install transformers"
+        ) from None
+    if target.endswith(".json") and not Path(target).is_file():
+        raise UserError(f"{target} does not exist; pass a transformers config.json")
+    try:
+        return AutoConfig.from_pretrained(target)
+    except (ValueError, TypeError, OSError, ArithmeticError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"transformers cannot read {target}: {reason}") from None
+
+
+def _class_of(config: Any) -> Any:
+    """Return the class that the config names, else that of its family's first task."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    of_family = (
+        getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").get(config.model_type)
+        for task in _TASKS
+    )
+    for name in (*(config.architectures or ()), *of_family):
+        found = name and getattr(transformers, name, None)
+        if found:
+            return found
+    raise UserError(
+        f"transformers cannot train model_type {config.model_type!r}; pass "
+        "package.module:function, which returns the model and a batch"
+    )
+
+
+@contextmanager
+def balanced_experts() -> Iterator[None]:
+    """Make experts compute in one product that works in every precision and on fake tensors."""
+    from transformers.integrations import moe
+
+    # transformers 5.17 has no backward product of its own, 5.23 has.
+    for name, passes in (("grouped_mm_fallback", 1), ("grouped_mm_fallback_backward", 2)):
+        operation = getattr(torch.ops.transformers, name, None)
+        if operation is not None:
+            register_flop_formula(operation)(_grouped_flops(passes))
+    with patch.object(moe, "_can_use_grouped_mm", lambda *of: False):
+        yield
+
+
+def _grouped_flops(passes: int) -> Any:
+    def flops(inputs: Any, weight: Any, *rest: Any, **more: Any) -> int:
+        """Every row is multiplied with the matrix of one expert."""
+        return int(2 * passes * inputs[0] * weight[1] * weight[2])
+
+    return flops
+
+
+# A one-byte scale per 64 values, whose own scales are negligible; for an 8-bit state a float32 per
+# 256 values. Smaller parameters keep a float32 state.
+_OF_ONE_SCALE, _OF_ONE_STATE, _SMALLEST = 64, 256, 4096
+
+
+class _Product(torch.autograd.Function):
+    """A product with a packed matrix, which is unpacked for it in both forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, shape: tuple[int, int]) -> Tensor:
+        ctx.save_for_backward(packed)
+        ctx.shape = shape
+        return x @ packed.new_zeros(shape, dtype=x.dtype).t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        return gradients[0] @ packed.new_zeros(ctx.shape, dtype=gradients[0].dtype), None, None
+
+
+class _FourBit(nn.Module):
+    """A frozen 4-bit matrix."""
+
+    packed: Tensor
+    scales: Tensor
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._shape, self._dtype, self.bias = tuple(linear.weight.shape), dtype, linear.bias
+        numel = linear.weight.numel()
+        self.register_buffer("packed", torch.zeros(numel // 2, dtype=torch.uint8))
+        self.register_buffer("scales", torch.zeros(numel // _OF_ONE_SCALE, dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Product.apply(x.to(self._dtype), self.packed, self._shape)
+        return y.to(x.dtype) if self.bias is None else y.to(x.dtype) + self.bias
+
+
+class _Adapter(nn.Module):
+    """A frozen matrix and two low-rank ones next to it, which alone are trained."""
+
+    def __init__(self, base: nn.Module, inside: int, out: int, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = (
+            nn.Linear(inside, rank, bias=False),
+            nn.Linear(rank, out, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        low: Tensor = self.up(self.down(x.to(self.down.weight.dtype))) * 2.0
+        return y + low.to(y.dtype)
+
+
+def adapted(
+    make: Callable[[int], tuple[Any, ...]], *, rank: int, dtype: torch.dtype, four_bit: bool
+) -> Callable[[int], tuple[Any, ...]]:
+    """Return `make` with the model frozen in `dtype` and an adapter at each matrix but the head's.
+
+    four_bit: pack the matrices that are nn.Linear into four bits, too.
+    """
+
+    def make_adapted(samples: int) -> tuple[Any, ...]:
+        model, *rest = make(samples)
+        _cast(model.requires_grad_(False), dtype)
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                shape = _shape_of(child)
+                if shape is None or child is head:
+                    continue
+                packs = four_bit and isinstance(child, nn.Linear)
+                base = _FourBit(child, dtype) if packs else child
+                setattr(parent, name, _Adapter(base, *shape, rank))
+        return (model, *rest)
+
+    return make_adapted
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the parameters; what modules share stays shared. (`to` fails on fake tensors.)"""
+    cast: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if old not in cast:
+                cast[old] = nn.Parameter(old.detach().to(dtype), requires_grad=old.requires_grad)
+            module.register_parameter(name, cast[old])
+
+
+def _shape_of(module: nn.Module) -> tuple[int, int] | None:
+    """Return a matrix's inputs and outputs (GPT-2's Conv1D is one, transposed), or None."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    if type(module).__name__ == "Conv1D" and isinstance(module.weight, Tensor):
+        return module.weight.shape[0], module.weight.shape[1]
+    return None
+
+
+def in_bfloat16(make: Callable[[int], tuple[Any, ...]]) -> Callable[[int], tuple[Any, ...]]:
+    """Return `make` with the model's parameters, gradients and inputs in bfloat16."""
+    from torch.utils._pytree import tree_map_only
+
+    def make_halved(samples: int) -> tuple[Any, ...]:
+        model, batch, *loss = make(samples)
+
+        def halved(tensor: Tensor) -> Tensor:
+            return tensor.bfloat16() if tensor.is_floating_point() else tensor
+
+        _cast(model, torch.bfloat16)
+        return (model, tree_map_only(Tensor, halved, batch), *loss)
+
+    return make_halved
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW with 8-bit states for large enough parameters; its kernel needs no other memory."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Create the state of each parameter, and change the parameter in place."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    numel, is_small = parameter.numel(), parameter.numel() < _SMALLEST
+                    dtype = torch.float32 if is_small else torch.uint8
+                    for name in ("exp_avg", "exp_avg_sq"):
+                        state[name] = torch.zeros(numel, dtype=dtype)
+                        state[f"{name}_scales"] = torch.zeros(numel // _OF_ONE_STATE)
+                with torch.no_grad():
+                    parameter.add_(parameter.grad)
+
 
 # (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.
 LAST_STEP = (999, 1000)

@@ -1,8 +1,8 @@
 """Tests that a workload or a program resumes exactly: `check` and `torture`.
 
 A workload's attempts: `injector` has the kills of one, `attempt` runs it, `experiment` interrupts
-it. A program's lives: `check.player`. `compare` compares a run with the uninterrupted one. Left out
-of the bundle that instances run; nothing in the engine imports it. Uses training/engine,
+it and compares its run with the uninterrupted one. A program's lives: `check.program`. Left out of
+the bundle that instances run; nothing in the engine imports it. Uses training/engine,
 training/preflight and the rooms below them.
 """
 
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 from contract import door
 
 if TYPE_CHECKING:
-    from training.proof.check.player import ExitKind, Lives
-    from training.proof.check.reports import Account
-    from training.proof.injector import Injector, StatusFile
-    from training.proof.store_faults import misbehaving
+    from training.proof.check.program import Account, ExitKind, Lives
+    from training.proof.injector import Injector, StatusFile, misbehaving
 else:
     __getattr__ = door.of(__name__)
 

@@ -10,8 +10,7 @@ import pytest
 from benchmarks.kills import command
 from benchmarks.kills.command import is_damaged, measure, table_line
 from benchmarks.kills.rows import ROWS, WAYS, Row
-from training.proof.check.player import ExitKind, Lives
-from training.proof.check.reports import Account
+from training.proof.check.program import Account, ExitKind, Lives
 
 
 def given(out: Path, **more: object) -> Namespace:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.kills import QUIET_SECONDS, RATE, page
 from benchmarks.kills.rows import ROWS
-from training.proof.check.player import MOST_FAILED_STARTS, Lives
+from training.proof.check.program import MOST_FAILED_STARTS, Lives
 
 
 def test_the_page_is_what_the_results_say() -> None:

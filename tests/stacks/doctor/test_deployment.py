@@ -1,4 +1,4 @@
-"""What the doctor says of the account's bootstrap."""
+"""The doctor on the account's bootstrap."""
 
 import pytest
 

@@ -269,7 +269,7 @@ def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: 
 
 
 @pytest.mark.parametrize(
-    ("denied", "state", "told"),
+    ("denied", "state", "words"),
     [
         ("with an explicit deny in a service control policy.", "problem", "CT.EC2.PV.6"),
         ("because no identity-based policy allows the action.", "ok", "CloudFormation makes"),
@@ -277,11 +277,11 @@ def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: 
     ],
 )
 def test_whoever_denies_the_fleet_is_named(
-    healthy: Clinic, examine: Examine, denied: str, state: str, told: str
+    healthy: Clinic, examine: Examine, denied: str, state: str, words: str
 ) -> None:
     healthy.fleet_denied = f"You are not authorized to perform: ec2:RequestSpotFleet {denied}"
     (line,) = examine(healthy)["fleet"]
-    assert (line["state"], told in line["what"]) == (state, True)
+    assert (line["state"], words in line["what"]) == (state, True)
     assert not healthy.aws.client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"]
 
 
@@ -342,7 +342,7 @@ def test_commands_name_the_partition_and_the_profile(
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "fix"),
+    ("error", "words", "fix"),
     [
         (UnauthorizedSSOTokenError(), "SSO session", "aws sso login"),
         (TokenRetrievalError(provider="sso", error_msg="expired"), "expired", "aws sso login"),
@@ -355,7 +355,7 @@ def test_commands_name_the_partition_and_the_profile(
     ids=lambda value: type(value).__name__,
 )
 def test_credentials_that_do_not_count_are_renewed(
-    capsys: pytest.CaptureFixture[str], error: Exception, told: str, fix: str
+    capsys: pytest.CaptureFixture[str], error: Exception, words: str, fix: str
 ) -> None:
     def refuse() -> None:
         raise error
@@ -363,7 +363,7 @@ def test_credentials_that_do_not_count_are_renewed(
     sts = SimpleNamespace(get_caller_identity=refuse)
     assert main([], lambda _: (lambda _: sts, "us-east-1")) == 1
     out = capsys.readouterr().out
-    assert told in out and f"$ {fix}" in out
+    assert words in out and f"$ {fix}" in out
 
 
 def test_fails_without_credentials_in_one_line(

@@ -1,4 +1,4 @@
-"""What the doctor says of the network, and of machines that others have."""
+"""The doctor on the network, and on machines that others have."""
 
 import itertools
 import shlex
@@ -34,7 +34,7 @@ def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
     found = examine(healthy, *given)
     # The zone that counts for the size is the subnet's; no room for another VPC is needed.
     assert found["size"][0]["what"].endswith("the subnets are in us-east-1c")
-    # It could not be moved by `zones`, which synthesis refuses beside `vpc`.
+    # It could not be moved by `zones`, which synthesis refuses together with `vpc`.
     healthy.scores = [("us-east-1a", 9), ("us-east-1c", 1)]
     fix = examine(healthy, *given, "size=g5.xlarge")["spot capacity"][0]["fix"]
     assert fix.startswith(f"aws ec2 describe-subnets --filters Name=vpc-id,Values={vpc} ")

@@ -1,4 +1,4 @@
-"""What EC2, S3, SNS and SSM answer the Guard of a world; a function for each call, by its name."""
+"""The answers of EC2, S3, SNS and SSM to the Guard of a world: a function for each call."""
 
 import io
 from collections.abc import Callable, Iterator

@@ -241,7 +241,7 @@ class GuardMachine(RunMachine):
         ]
         if len(barren) >= MAX_BARREN:
             found.append("barren")
-        # Of one that EC2 did not list, only heartbeats tell.
+        # Of one that EC2 did not list, only heartbeats show it.
         ends = [each.ended for each in world.machines if each.is_seen and each.ended]
         last = max([self.began, world.head_written, *ends])
         if not seen and world.now - last > MAX_WAIT_HOURS * HOUR:
@@ -273,8 +273,8 @@ class GuardMachine(RunMachine):
         if now - self.reason_since <= bound + GRACE:
             return
         if set(WAYS_TO_END) <= refused:
-            told = any("could not be ended" in mail for mail in world.mails)
-            assert told, "nobody knows that the Guard may end nothing"
+            is_mailed = any("could not be ended" in mail for mail in world.mails)
+            assert is_mailed, "nobody knows that the Guard may end nothing"
         elif set(WAYS_TO_END[:2]) <= refused:
             # The fleet starts others, and each is ended at the next call.
             old = [each for each in world.live if each.is_seen and now - each.launched > GRACE]

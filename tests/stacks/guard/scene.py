@@ -14,7 +14,7 @@ from stacks.guard import handler as guard
 from stacks.guard.settings import GuardSettings, quick_client
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
-# One that moto knows without being told; it warns about others.
+# One that moto knows by itself; it warns about others.
 MOTOS_IMAGE = "ami-12c6146b"
 TICK = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
 TAGS = [{"Key": "Stack", "Value": "TrainingStack"}, {"Key": "RunId", "Value": "run-1"}]
@@ -49,10 +49,10 @@ class Scene:
         checkpoints = [{"name": name} for name in names]
         self.write("head.json", {"state": state, "checkpoints": checkpoints, **fields})
 
-    def failed(self, instance_id: str, said: str, *, hours_ago: float = 0) -> None:
+    def failed(self, instance_id: str, message: str, *, hours_ago: float = 0) -> None:
         when = datetime.fromtimestamp(datetime.now(UTC).timestamp() - hours_ago * 3600, UTC)
         name = f"events/{when:%Y%m%dT%H%M%S.%fZ}-{instance_id}-machine-failed.json"
-        self.write(name, {"name": "machine-failed", "instance_id": instance_id, "message": said})
+        self.write(name, {"name": "machine-failed", "instance_id": instance_id, "message": message})
 
     def events(self) -> list[Any]:
         """The Guard's own events, oldest first."""

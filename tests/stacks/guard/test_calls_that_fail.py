@@ -113,14 +113,14 @@ def test_one_call_that_fails_stops_nothing_else(
     before("nothing", _throttled)
     assert _done(scene, leftover) == {"to-zero", "terminate"} - CALLS[call]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["failed"]
-    # And once it works again, the rest is done and told.
+    # And once it works again, the rest is done and reported.
     for hours_later in (0.2, 0.4):
         scene.tick(hours_later=hours_later)
     assert _done(scene, leftover) == {"to-zero", "terminate"}
-    told = [mail.splitlines()[0].partition(":")[0].partition(" i-")[0] for mail in scene.mails()]
-    # Without its ledger, a call cannot know that the end of the run will be told again.
+    sent = [mail.splitlines()[0].partition(":")[0].partition(" i-")[0] for mail in scene.mails()]
+    # Without its ledger, a call cannot know that the end of the run will be reported again.
     again = ["The run is finished"] if "guard.json" in call else []
-    assert sorted(told) == ["Fleet to zero", "Terminated", *again]
+    assert sorted(sent) == ["Fleet to zero", "Terminated", *again]
     assert sorted(each["name"] for each in scene.events()) == ["terminated", "to-zero"]
 
 
@@ -190,7 +190,7 @@ def test_machines_of_a_fleet_that_may_not_be_ended_are_and_that_is_mailed_once(
         f"--spot-fleet-request-ids {scene.fleet_id}" in mail
     )
     assert (event["name"], len(event["refused"])) == ("stop-refused", 2)
-    # Once it is allowed, it is done and told; a later refusal is another.
+    # Once it is allowed, it is done and reported; a later refusal is another.
     before("nothing", _denied)
     assert scene.tick(hours_later=hours + 2)["action"] == "to-zero"
     scene.set_capacity(1)

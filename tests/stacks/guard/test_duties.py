@@ -1,4 +1,4 @@
-"""What the Guard ends by itself: instances that nobody wants, and machines that could not end."""
+"""Instances that the Guard ends by itself: unwanted ones, and machines that could not end."""
 
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import SPOT, Scene
@@ -87,7 +87,7 @@ def test_what_an_older_run_left_behind_is_terminated_and_not_counted(scene: Scen
 
 
 def test_an_on_demand_instance_that_spot_replaced_is_terminated(scene: Scene) -> None:
-    """As after a deploy with on_demand_base=0: the fleet starts a Spot instance beside it."""
+    """As after a deploy with on_demand_base=0: the fleet starts a Spot instance next to it."""
     on_demand = scene.start()
     assert scene.tick()["action"] == "none"
     done = scene.tick(hours_later=GRACE_HOURS + 0.01)

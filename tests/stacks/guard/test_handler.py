@@ -36,8 +36,8 @@ def test_a_run_in_good_health_is_left_alone(scene: Scene) -> None:
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_a_run_that_is_done_goes_to_zero(scene: Scene, state: str) -> None:
     scene.head(state)
-    said = {"finished": "the run is finished", "failed": "the run has failed"}[state]
-    assert scene.tick() == {"action": "to-zero", "reason": said}
+    reason = {"finished": "the run is finished", "failed": "the run has failed"}[state]
+    assert scene.tick() == {"action": "to-zero", "reason": reason}
     assert scene.capacity() == 0
 
 
@@ -166,7 +166,7 @@ def test_a_takeback_between_two_barren_attempts_neither_counts_nor_begins_a_new_
     assert scene.tick()["reason"] == "3 attempts in a row committed nothing"
 
 
-def test_a_barren_end_says_what_each_machine_said(scene: Scene) -> None:
+def test_a_barren_end_lists_the_message_of_each_machine(scene: Scene) -> None:
     machines = [scene.start() for _ in range(3)]
     scene.failed(machines[0], "boot-data-volume: no disk named sdf")
     scene.failed(machines[1], "an older word", hours_ago=0.5)
@@ -190,9 +190,9 @@ def test_a_key_that_spot_may_not_use_is_named_once(scene: Scene) -> None:
     scene.take_back(*machines, code="Client.InternalError")
     scene.tick(MAX_BARREN_ATTEMPTS=5)
     (event,), (mail,) = scene.events(), scene.mails()
-    (said,) = event["said"]
-    assert all(f"{each} (g5.xlarge, spot, 0 min)" in said for each in machines)
-    assert said.endswith("EC2 says: Client.InternalError: no capacity")
+    (report,) = event["said"]
+    assert all(f"{each} (g5.xlarge, spot, 0 min)" in report for each in machines)
+    assert report.endswith("EC2 says: Client.InternalError: no capacity")
     assert mail.count("EC2 says: Client.InternalError") == 1
     assert "EC2's two Spot roles may not use the key of the volumes" in mail
 
@@ -278,7 +278,7 @@ def test_the_end_of_a_run_is_told_if_its_machine_stopped_the_fleet(scene: Scene)
     assert mail.startswith("The run has failed\n\nthe loss is not finite\n")
     assert "runs resume run-1" in mail
     assert scene.events() == []
-    # Taken back, it may fail again, and that is told again.
+    # Taken back, it may fail again, and that is reported again.
     scene.head("failed", nonce="def")
     scene.tick(hours_later=2)
     assert len(scene.mails()) == 2

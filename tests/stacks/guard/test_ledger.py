@@ -106,7 +106,7 @@ def test_ec2_says_why_a_machine_ended_that_said_nothing_itself() -> None:
     why = "Client.InternalError: Client error on launch"
     ledger.observe(SETTINGS, [_instance("i-1", is_live=False, ended_by=why)], HOUR)
     assert ledger.attempts["i-1"].said == f"no event machine-failed; EC2 says: {why}"
-    ledger.hear([("i-1", HOUR, "no disk named sdf")], HOUR)
+    ledger.record_failures([("i-1", HOUR, "no disk named sdf")], HOUR)
     assert ledger.attempts["i-1"].said == "no disk named sdf"
 
 
@@ -184,6 +184,6 @@ def test_a_key_is_claimed_once(again_after: float, second: bool) -> None:
 
 def test_the_newest_words_of_a_machine_count() -> None:
     ledger = Ledger(attempts={"i-1": MachineAttempt(launched=0, seen=9, is_live=True)})
-    ledger.hear([("i-1", 5, "second"), ("i-1", 3, "first"), ("i-unknown", 4, "?")], 10)
+    ledger.record_failures([("i-1", 5, "second"), ("i-1", 3, "first"), ("i-unknown", 4, "?")], 10)
     attempt = ledger.attempts["i-1"]
     assert (attempt.failed, attempt.said, ledger.events_read) == (5, "second", 10)

@@ -114,13 +114,15 @@ def test_it_falls_back_trains_until_spot_comes_and_returns(scene: Scene, run: Ca
     assert markets(scene) == ["spot"]
     assert run(0.34)["action"] == "none"
     assert on_demand(scene) == 0
-    told = [event for event in scene.events() if event["name"] == "market"]
-    assert [event["market"] for event in told] == ["bridge", "spot"]
-    assert told[0]["message"].startswith("on demand until Spot comes: expected until the end: spot")
-    assert told[1]["message"].endswith("work left: measured")
-    assert 0 < told[1]["usd_spot"] < told[1]["usd_on_demand"]
+    moves = [event for event in scene.events() if event["name"] == "market"]
+    assert [event["market"] for event in moves] == ["bridge", "spot"]
+    assert moves[0]["message"].startswith(
+        "on demand until Spot comes: expected until the end: spot"
+    )
+    assert moves[1]["message"].endswith("work left: measured")
+    assert 0 < moves[1]["usd_spot"] < moves[1]["usd_on_demand"]
     # Of what is not committed, as much as one commit holds is probably done.
-    assert told[1]["slack_hours"] == pytest.approx(1.5 - 0.33 - 2300 / 3600, abs=0.01)
+    assert moves[1]["slack_hours"] == pytest.approx(1.5 - 0.33 - 2300 / 3600, abs=0.01)
     ledger = scene.read("guard.json")
     assert ledger["market"]["moves"] == 2
     assert set(ledger["billed"]) == {"spot", "on-demand"}

@@ -52,7 +52,7 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     "silence ignored": (GuardMachine, _plant(reasons, "_silent", lambda *_: None)),
     "no second way to stop": (GuardMachine, _plant(fleet.StackFleet, "cancel", _refuse)),
     "no third way to stop": (GuardMachine, _plant(duties, "_end", lambda *_: False)),
-    "a refusal told to nobody": (GuardMachine, _plant(duties, "_tell_refusal", lambda *_: None)),
+    "a refusal not reported": (GuardMachine, _plant(duties, "_report_refusal", lambda *_: None)),
     "takebacks counted as barren": (BudgetMachine, _plant(fleet, "TAKEN_BACK", frozenset())),
     "the market's price ignored": (BudgetMachine, _plant(fleet, "spot_prices", lambda *_: {})),
     "the plan's price billed": (
@@ -62,7 +62,7 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     "a missing head not seen": (GuardMachine, _plant(Tick, "look", _look_without_head)),
     "the deadline ignored": (
         DeadlineMachine,
-        _plant(handler, "DUTIES", (duties.stop, duties.end_instances, Tick.tell)),
+        _plant(handler, "DUTIES", (duties.stop, duties.end_instances, Tick.send_notes)),
     ),
     "barren on Spot is the end": (
         DeadlineMachine,

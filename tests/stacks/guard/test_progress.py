@@ -16,7 +16,7 @@ HOUR, GIB = 3600, 1024**3
 SYNC_SECONDS, BYTES_PER_SECOND = 2 * HOUR, 900 * GIB / (2 * HOUR)
 
 
-def told(scene: Scene, machine: str, *, step: str = "dataset", files: int = 0, size: float) -> None:
+def send(scene: Scene, machine: str, *, step: str = "dataset", files: int = 0, size: float) -> None:
     record, key = progress_record(step, files, int(size)), f"runs/run-1/{progress_key(machine)}"
     quick_client("s3").put_object(Bucket="runs", Key=key, Body=record)
 
@@ -26,10 +26,10 @@ def test_a_sync_of_two_hours_goes_on_and_is_ended_an_hour_after_its_last_byte(
 ) -> None:
     (machine,) = scene.live()
     for seconds in (0, 600, 1800, 3000, 3720, 4320, 5400, 6600, SYNC_SECONDS):
-        told(scene, machine, size=seconds * BYTES_PER_SECOND)
+        send(scene, machine, size=seconds * BYTES_PER_SECOND)
         assert scene.tick(hours_later=seconds / HOUR) == NOTHING, seconds
     for seconds in (600, 3000, 3500):  # it writes the same again and again
-        told(scene, machine, size=SYNC_SECONDS * BYTES_PER_SECOND)
+        send(scene, machine, size=SYNC_SECONDS * BYTES_PER_SECOND)
         assert scene.tick(hours_later=(SYNC_SECONDS + seconds) / HOUR) == NOTHING
     done = scene.tick(hours_later=(SYNC_SECONDS + 3750) / HOUR)
     assert done["action"] == "to-zero"
@@ -42,7 +42,7 @@ def test_files_or_bytes_that_advance_are_enough(
 ) -> None:
     (machine,) = scene.live()
     for number, (files, size) in enumerate(counts, start=1):
-        told(scene, machine, step="program", files=files, size=size)
+        send(scene, machine, step="program", files=files, size=size)
         assert scene.tick(hours_later=0.9 * number) == NOTHING
 
 
@@ -50,12 +50,12 @@ def test_each_step_counts_from_zero_and_a_restarted_one_counts_beyond_what_it_ha
     scene: Scene,
 ) -> None:
     (machine,) = scene.live()
-    told(scene, machine, step="program", files=500, size=5e9)
+    send(scene, machine, step="program", files=500, size=5e9)
     scene.tick(hours_later=0.9)
-    told(scene, machine, step="dataset", files=1, size=1)
+    send(scene, machine, step="dataset", files=1, size=1)
     assert scene.tick(hours_later=1.8) == NOTHING
     for number in range(1, 4):  # a machine that restarts for ever, and gets as far each time
-        told(scene, machine, step="program", files=100 * number, size=1e9 * number)
+        send(scene, machine, step="program", files=100 * number, size=1e9 * number)
         done = scene.tick(hours_later=1.8 + 0.4 * number)
     assert done["action"] == "to-zero"
 
@@ -64,18 +64,18 @@ def test_the_progress_of_a_machine_that_is_gone_does_not_keep_its_replacement(
     scene: Scene,
 ) -> None:
     (first,) = scene.live()
-    told(scene, first, size=1)
+    send(scene, first, size=1)
     scene.tick()
     scene.take_back(first)
     scene.maintain()
     assert scene.tick(hours_later=0.9) == NOTHING
-    told(scene, first, size=2)
+    send(scene, first, size=2)
     assert scene.tick(hours_later=1.1)["action"] == "to-zero"
 
 
 def test_a_heartbeat_after_the_sync_counts_as_before(scene: Scene) -> None:
     (machine,) = scene.live()
-    told(scene, machine, size=1)
+    send(scene, machine, size=1)
     scene.tick(hours_later=0.5)
     scene.head("running")
     assert scene.tick(hours_later=1.4) == NOTHING

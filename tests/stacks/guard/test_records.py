@@ -1,4 +1,4 @@
-"""What machines leave for the Guard, as their own programs name it."""
+"""The records of machines for the Guard, as their own programs name them."""
 
 import json
 import re
@@ -28,8 +28,8 @@ def test_the_words_of_a_machine_are_found_by_the_name_that_it_gives_them(
         event = leave_event(name, "failed", message=message)
         scene.write(f"events/{event.name}", json.loads(event.read_text()))
     settings = GuardSettings.from_environment(scene.variables)
-    ((instance_id, when, said),) = machine_failures(settings, began - 60)
-    assert (instance_id, said) == ("i-0abc", "last")
+    ((instance_id, when, message),) = machine_failures(settings, began - 60)
+    assert (instance_id, message) == ("i-0abc", "last")
     assert when == pytest.approx(began, abs=60)
     assert list(machine_failures(settings, began + 3600)) == []
 
@@ -69,7 +69,7 @@ def test_every_script_gives_it_that_name() -> None:
     assert key == f"events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-{MACHINE_FAILED}.json"
 
 
-def test_a_mail_has_a_subject_that_sns_takes_whatever_a_machine_has_said(scene: Scene) -> None:
+def test_a_mail_has_a_subject_that_sns_takes_whatever_a_machine_has_sent(scene: Scene) -> None:
     settings = GuardSettings.from_environment(scene.variables)
     headline = "Terminated i-0: it failed: 50%|##   |\r\x1b[31mKilled\x1b[0m\tat dépôt\n" + "x" * 99
     note = Note(

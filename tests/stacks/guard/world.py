@@ -1,4 +1,4 @@
-"""A stack on a clock, with machines that work or misbehave; answers.py tells the Guard of it."""
+"""A stack on a clock, with machines that work or misbehave; answers.py shows it to the Guard."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ ITS_OWN = "Client.InstanceInitiatedShutdown"
 
 def error(code: str, operation: str = "Call", status: int = 400) -> ClientError:
     answer: Any = {
-        "Error": {"Code": code, "Message": f"{code} said the model"},
+        "Error": {"Code": code, "Message": f"{code} by the model"},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
     return ClientError(answer, operation)

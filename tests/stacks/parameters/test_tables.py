@@ -49,8 +49,8 @@ def test_fails_for_several_sizes_without_a_comparison_and_for_an_unknown_one(
     assert main(["g5.xlarge", "g5.2xlarge"]) == 2
     assert "add --compare" in capsys.readouterr().err
     assert main(["g5.huge"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("parameters: size 'g5.huge' is not in the instance catalogue")
+    printed = capsys.readouterr().err
+    assert printed.startswith("parameters: size 'g5.huge' is not in the instance catalogue")
 
 
 def test_the_page_lists_every_parameter_as_it_is() -> None:

@@ -114,8 +114,8 @@ def test_submit_creates_the_job(
         client = boto3.client("sagemaker", region_name="us-east-1")
         assert main(_arguments(job_name="job-1"), client=lambda name: client) == 0
         job = client.describe_training_job(TrainingJobName="job-1")
-        said = capsys.readouterr()
-    assert f"[ok] {job['TrainingJobArn']} trains s3://bucket/runs/run-1" in said.out
+        printed = capsys.readouterr()
+    assert f"[ok] {job['TrainingJobArn']} trains s3://bucket/runs/run-1" in printed.out
     assert job["HyperParameters"]["workload"] == "trajectory"
 
 
@@ -166,8 +166,8 @@ def test_fails_for_what_sagemaker_would_refuse(
     other: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*_arguments(**other), "--dry-run"], client=_never) == 2
-    said = capsys.readouterr()
-    assert words in said.err and said.err.startswith("sagemaker: ") and said.out == ""
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.startswith("sagemaker: ") and printed.out == ""
 
 
 def test_fails_for_a_wait_that_is_shorter_than_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_a_job_s_name_fits_whatever_the_run_is_called() -> None:
     assert job_name("s3://bucket/runs/run-1/", "1").startswith("run-1-")
 
 
-def test_a_price_is_said_to_be_unknown_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_price_that_is_unknown_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     for instance_type in ("ml.g5.2xlarge", "ml.g5.4xlarge", "ml.m4.xlarge"):
         main([*_arguments(instance_type=instance_type, max_hours="10"), "--dry-run"])
     known, other, foreign = capsys.readouterr().err.splitlines()

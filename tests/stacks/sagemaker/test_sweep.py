@@ -100,8 +100,8 @@ def test_what_has_finished_is_not_queued_again(
             s3.put_object(Bucket="bucket", Key=key, Body=body)
         assert main(_arguments(), client=lambda name: clients[name]) == 0
         kept = s3.get_object(Bucket="bucket", Key="runs/rates/jobs.json")["Body"].read()
-    said = capsys.readouterr().out
-    assert said.endswith("[ok] 2 of 3 runs are queued, 0 were already, 1 had finished\n")
+    printed = capsys.readouterr().out
+    assert printed.endswith("[ok] 2 of 3 runs are queued, 0 were already, 1 had finished\n")
     uris = [json.loads(job["serviceRequestPayload"])["HyperParameters"]["run-uri"] for job in sent]
     assert uris == [f"{_RUNS}/epochs-2", f"{_RUNS}/epochs-3"]
     queued = QueuedSweep.from_bytes(kept, "jobs.json")
@@ -117,8 +117,8 @@ class _Jobs:
 
     def describe_service_job(self, jobId: str) -> dict[str, Any]:
         if jobId == "old":
-            said = {"Error": {"Code": "ClientException", "Message": "does not exist"}}
-            raise ClientError(said, "DescribeServiceJob")
+            refusal = {"Error": {"Code": "ClientException", "Message": "does not exist"}}
+            raise ClientError(refusal, "DescribeServiceJob")
         gone, attempt = (
             {"serviceResourceId": {"name": "TrainingJobArn", "value": f"arn:x/training-{k}"}}
             for k in (0, 1)
@@ -133,8 +133,8 @@ class _Jobs:
 
     def describe_training_job(self, TrainingJobName: str) -> dict[str, Any]:
         if TrainingJobName == "training-0":
-            said = {"Error": {"Code": "ValidationException", "Message": _NOT_FOUND}}
-            raise ClientError(said, "DescribeTrainingJob")
+            refusal = {"Error": {"Code": "ValidationException", "Message": _NOT_FOUND}}
+            raise ClientError(refusal, "DescribeTrainingJob")
         assert TrainingJobName == "training-1"
         return {"BillableTimeInSeconds": 1800}
 
@@ -161,9 +161,9 @@ def test_as_many_runs_are_queued_as_the_budget_takes(
     # Each may cost 2 attempts x $1.5 x 1 h and its notice of 120 s: $3.10.
     for dollars, count in (("3.1", 1), ("6.19", 1), ("6.2", 2), ("9.3", 3), ("100", 3)):
         assert main([*_arguments(**given, max_usd=dollars), "--dry-run"], client=_never) == 0
-        said = capsys.readouterr()
-        assert len(json.loads(said.out)) == count
-        assert (f"{3 - count} runs are not queued" in said.err) == (count < 3)
+        printed = capsys.readouterr()
+        assert len(json.loads(printed.out)) == count
+        assert (f"{3 - count} runs are not queued" in printed.err) == (count < 3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.batches import BatchPlan, CompiledShapes
 from training.engine.job import TrainProxy
 from training.engine.step_log import _sample_digest
-from training.randomness import shuffled
+from training.numerics import shuffled
 from training.workload import Batch, Samples, Settings
 
 

@@ -34,7 +34,7 @@ from training.durable.tally import Tally
 from training.engine import loader as engine_loader
 from training.engine.batches import Maker, MicroBatch
 from training.engine.loader import Loader, num_workers, read, write
-from training.randomness import derive_seed, derive_seeds
+from training.numerics import derive_seed, derive_seeds
 from training.settings import LoaderWorkers
 
 

@@ -8,7 +8,7 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from tests.training.tiny import Rows
 from training.durable.store.local_dataset import LocalDataset
-from training.randomness import shuffled
+from training.numerics import shuffled
 from training.workload import Order
 
 # Of the tiny workload: 42 rows are made, and 12 are for validation.

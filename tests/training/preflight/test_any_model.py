@@ -15,9 +15,8 @@ from contract.errors import UserError
 from tests.training.forked import in_fork
 from training.cli import measure
 from training.cli.main import main
-from training.preflight.borrowed import HuggingFace
 from training.preflight.footprint import _StepFootprint, measure_step
-from training.preflight.standalone import _STANDS_IN, ModelStage, load_function
+from training.preflight.standalone import _STANDS_IN, HuggingFace, ModelStage, load_function
 from training.workload import Settings, Train
 
 MODELS = "tests.training.preflight.models_to_count"

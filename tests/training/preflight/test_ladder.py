@@ -25,8 +25,8 @@ from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
 from training.durable.save.tensors.memory import LocalMemory
 from training.durable.store.folder import FolderStore
 from training.engine.stage_checks import problems
-from training.preflight import ladder
-from training.preflight.ladder import (
+from training.preflight import preflight
+from training.preflight.preflight import (
     TrialRequest,
     _apply_rungs,
     _Trial,
@@ -74,18 +74,18 @@ def try_in_forks() -> None:
     use_up_freed_memory()
 
     def try_it(words: Sequence[str], *, input: str, **_: Any) -> subprocess.CompletedProcess[str]:
-        assert list(words[1:]) == ["-m", "training.preflight.ladder"]
+        assert list(words[1:]) == ["-m", "training.preflight.preflight"]
 
         def act() -> str:
             sys.stdin = io.StringIO(input)
             with redirect_stdout(io.StringIO()) as out:
-                assert ladder.main() == 0
+                assert preflight.main() == 0
             return out.getvalue()
 
         return subprocess.CompletedProcess(list(words), 0, in_fork(act), "")
 
     names = SimpleNamespace(run=try_it)
-    ladder.subprocess = names  # type: ignore[attr-defined]
+    preflight.subprocess = names  # type: ignore[attr-defined]
 
 
 def test_a_run_that_does_not_fit_takes_the_rung_that_does(dataset: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_trial_s_steps_take_the_kernels_of_an_attempt(max_side: int, kernel: s
     config = resolve_config(workload, "laptop", {"max_side": max_side, "micro_batch": 1})
     (stage,) = (each for each in workload.stages(config) if isinstance(each, Train))
     (model,) = islice(
-        ladder.train_steps(stage, config, stage.example(1), torch.device("cpu"), 1), 1
+        preflight.train_steps(stage, config, stage.example(1), torch.device("cpu"), 1), 1
     )
     assert {m.implementation for m in model.modules() if hasattr(m, "implementation")} == {kernel}
 
@@ -190,10 +190,10 @@ def test_what_changes_the_model_is_tried_and_offered_but_never_taken(
         outcome = "fits" if fits else "out of memory"
         return _Trial(rungs=names, outcome=outcome, message="", peak_bytes=None)
 
-    monkeypatch.setattr(ladder, "_try", trial)
+    monkeypatch.setattr(preflight, "_try", trial)
     request = TrialRequest(workload="w", recipe="r", overrides={}, memory_limit_mib=None)
     with pytest.raises(RunFailedError) as refusal:
-        ladder._climb(request, Offering().rungs(None))
+        preflight._climb(request, Offering().rungs(None))
     assert words in str(refusal.value)
     assert str(refusal.value).endswith("use a size with more memory")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.training.tiny import TINY, tiny_config
-from training.proof.stages import shortened
+from training.proof.attempt import shortened
 from training.workload import Train
 
 

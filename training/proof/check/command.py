@@ -15,11 +15,12 @@ from contract.grammar import parse_interval
 from training import ResolvedWorkload, Train, load_workload, parse_overrides, problems
 from training.durable import Head, Store
 from training.proof.attempt import AttemptRequest
-from training.proof.compare import RunOutcome, differences
 from training.proof.experiment import (
     AttemptResult,
     Experiment,
+    RunOutcome,
     Runs,
+    differences,
     made_dataset,
     refuse_started_cuda,
 )

@@ -19,8 +19,7 @@ from training import ResolvedWorkload, Workload, load_workload, parse_overrides
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import Runs, made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
-from training.proof.torture.plan import PHASES, Size
-from training.proof.torture.series import Torture, Totals
+from training.proof.torture.series import PHASES, Size, Torture, Totals
 
 _BUILT_IN = "training.proof.torture.small_workload:SMALL"
 _COUNT, _BUILT_IN_COUNT = 100, 77

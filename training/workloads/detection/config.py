@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 from training import Settings, check_choice, check_fields
 
 _Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
-_BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
 
 # The input projections normalize in groups, as the reference's do.
 GROUPS = 32
@@ -27,7 +26,7 @@ class Architecture:
 
     num_classes: int
     backbone: _Backbone = "resnet50"
-    backbone_norm: _BackboneNorm = "frozen_batch"
+    backbone_norm: Literal["frozen_batch", "group"] = "frozen_batch"
     width: int = 256
     num_heads: int = 8
     num_levels: int = 4
@@ -64,8 +63,6 @@ class Architecture:
         return self.width // self.num_heads
 
 
-_Weights: TypeAlias = Literal["random", "pretrained"]
-_AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 # Limited by the stride of the coarsest level: a smaller image would have no map there.
 _LEAST_SIDE = 64
 _SETTINGS = Settings(
@@ -93,7 +90,7 @@ class DetectionConfig:
     # The model, with the fields of Architecture. The dataset has the names of the classes.
     num_classes: int = 2
     backbone: _Backbone = "resnet50"
-    weights: _Weights = "pretrained"
+    weights: Literal["random", "pretrained"] = "pretrained"
     width: int = 256
     num_heads: int = 8
     num_levels: int = 4
@@ -106,7 +103,7 @@ class DetectionConfig:
     label_noise: float = 0.5
     box_noise: float = 0.4
     # The implementation of its attention; "auto" takes the fastest on the machine.
-    attention: _AttentionChoice = "auto"
+    attention: Literal["auto", "triton", "reference", "deterministic"] = "auto"
     # To save memory, the encoder's layers are computed again in backward.
     recompute_encoder: bool = False
 

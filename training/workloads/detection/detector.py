@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from contract.errors import UserError
 from training.workloads.detection.attention import Implementation, constant
-from training.workloads.detection.boxes import corners, from_corners, inverse_sigmoid
 from training.workloads.detection.config import GROUPS, Architecture
 from training.workloads.detection.decoder import (
     Decoder,
@@ -26,6 +25,9 @@ from training.workloads.detection.decoder import (
     Pyramid,
     box_head,
     class_head,
+    corners,
+    from_corners,
+    inverse_sigmoid,
     pyramid,
 )
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.workloads.expansion.layout import Layout
-from training.workloads.expansion.tensors import REWARM, by_part
+from training.workloads.expansion.layout import REWARM, Layout, by_part
 
 # Below this, the young moments' bias correction changes a step by less than a thousandth.
 _SETTLED = 1e-3

@@ -78,9 +78,6 @@ class ModelConfig:
 
 # The phases in which something applies; "grown" is the last and largest.
 _Phases: TypeAlias = Literal["none", "grown", "all"]
-_Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
-_Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
-_BlockKind: TypeAlias = Literal["dense", "experts"]
 
 _SETTINGS = Settings(
     global_batch=16,
@@ -123,15 +120,15 @@ class GrowthConfig:
     balance_weight: float = 0.01
     # How their products are computed; "auto" takes the fastest way on the machine, so bits may
     # differ from another machine's.
-    expert_products: _Products = "split"
+    expert_products: Literal["auto", "split", "bmm", "grouped_mm"] = "split"
 
     # The second transition: `width_factor` times as wide, with `new_layers` new identity blocks.
     width_factor: int = 2
     new_layers: int = 2
-    new_kind: _BlockKind = "dense"
+    new_kind: Literal["dense", "experts"] = "dense"
     new_hidden: int = 96
     split_noise: float = 0.1
-    carry: _Carry = "exact"
+    carry: Literal["exact", "asymmetric", "none"] = "exact"
     rewarm_steps: int = 0
 
     # Training: one learning rate, which rises at the start of the run and falls at its end. Each

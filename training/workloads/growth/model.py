@@ -19,8 +19,7 @@ from training.workloads.growth.config import (
     ExpertBlock,
     ModelConfig,
 )
-from training.workloads.growth.expert_products import ExpertProducts
-from training.workloads.growth.experts import ExpertFeedForward
+from training.workloads.growth.experts import ExpertFeedForward, ExpertProducts
 
 # 1024 rows of GPT-2's vocabulary are 206 MB in float32, and enough to keep a GPU busy.
 _CHUNK_TOKENS = 1024

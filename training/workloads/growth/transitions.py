@@ -30,7 +30,7 @@ from training.workloads.expansion import (
     widen,
     widen_optimizer,
 )
-from training.workloads.expansion.tensors import OnDemand
+from training.workloads.expansion.layout import OnDemand
 from training.workloads.growth.config import GrowthConfig, ModelConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel

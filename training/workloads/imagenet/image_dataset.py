@@ -22,8 +22,7 @@ from PIL import Image
 
 from contract.errors import UserError
 from training.durable import BESIDE, Brought, ClassFolders, FinishedFiles, FolderOutput, Output
-from training.workloads.imagenet.images import BroughtImage, Encoded, ImageOptions
-from training.workloads.imagenet.packing import Packing, pack
+from training.workloads.imagenet.packing import BroughtImage, Encoded, ImageOptions, Packing, pack
 
 if TYPE_CHECKING:
     # It imports torch.

@@ -41,7 +41,6 @@ from training import (
 from training.durable import Brought, FinishedFiles, Output
 from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
 from training.workloads.imagenet.image_dataset import make_dataset, pack_dataset
-from training.workloads.imagenet.images import ImageOptions
 from training.workloads.imagenet.model import (
     SMALL,
     TIMM,
@@ -52,8 +51,8 @@ from training.workloads.imagenet.model import (
     write_for_library,
     write_program,
 )
+from training.workloads.imagenet.packing import ImageOptions, Shards
 from training.workloads.imagenet.samples import ImageSamples
-from training.workloads.imagenet.shards import Shards
 
 _log = logging.getLogger(__name__)
 # A larger share of the initial weights in an average costs accuracy.

@@ -2,12 +2,27 @@
 
 Each finished shard has its own record, which is written last; a shard without one is packed again,
 to the same bytes. Imports no torch, for which every packing process would have to wait.
+
+Converts a user's image file to the JPEG that is packed; other files are refused.
+
+A JPEG in RGB or grey whose shorter side is not above the requested one keeps its bytes. Everything
+else (PNG, WebP, CMYK, a JPEG that must shrink) is encoded again. As in torchvision's ImageFolder, a
+picture's transparency and its EXIF orientation are not applied. Imports no torch.
+
+Images in shards: WebDataset's tar files, which other tools read too, and a random-access index.
+
+Shard 3 holds pairs of members, 00003-00012.jpg and 00003-00012.cls; the index says where each
+image's bytes are. A failed read is retried, and its bytes are never treated as an image.
 """
 
 import hashlib
 import io
 import json
 import math
+import os
+import tarfile
+import time
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +32,267 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 
 from contract.errors import UserError
 from contract.keys import PACKED, UNFINISHED
-from training import in_processes
-from training.durable import FinishedFiles, Output
-from training.workloads.imagenet.images import Encoded, NoImageError
-from training.workloads.imagenet.shards import INDEX, index_name, shard_name, write_shard
+from training import check_fields, in_processes
+from training.durable import Brought, FinishedFiles, Output
 
 if TYPE_CHECKING:
     # It imports torch.
-    from training import Progress
+    from training import Dataset, Progress
+
+
+# One row per image: its shard, the offset and length of its bytes there, and its class.
+INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")])
+_READS = 3
+_PAUSE_SECONDS = 0.2
+
+
+def shard_name(split: str, number: int) -> str:
+    """Return the file name of a split's shard."""
+    return f"{split}-{number:05d}.tar"
+
+
+def index_name(split: str) -> str:
+    """Return the file name of a split's index."""
+    return f"{split}.index.npy"
+
+
+def write_shard(path: Path, shard: int, images: Sequence[tuple[bytes, int]]) -> NDArray[Any]:
+    """Write JPEGs with their classes as one tar; return its rows of the index.
+
+    The same images make the same bytes, because members have no time and no owner.
+    """
+    rows = np.zeros(len(images), INDEX)
+    with (
+        path.open("wb") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for place, (jpeg, label) in enumerate(images):
+            name = _key(shard, place)
+            _add(tar, f"{name}.jpg", jpeg)
+            # The image, padded to a whole block, ends where the file ends now.
+            offset = file.tell() - _padded(len(jpeg))
+            rows[place] = (shard, offset, len(jpeg), label)
+            _add(tar, f"{name}.cls", str(label).encode())
+    return rows
+
+
+def _key(shard: int, place: int) -> str:
+    return f"{shard:05d}-{place:05d}"
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _padded(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+class Shards:
+    """A reader of one split's images by their number in the index.
+
+    It keeps no file open, so threads and processes may share it: opening costs microseconds,
+    decoding a thousand times as much.
+    """
+
+    def __init__(self, dataset: "Dataset", split: str) -> None:
+        self.index = _read_index(dataset.file(index_name(split)), len(dataset.meta["classes"]))
+        self._dataset = dataset
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, number: int) -> bytes:
+        """Return the JPEG of an image; failed reads are retried before they are an error.
+
+        It waits for the shard while a sync is filling the dataset.
+        """
+        row = self.index[number]
+        name = shard_name(self._split, int(row["shard"]))
+        offset, length = int(row["offset"]), int(row["length"])
+        for attempt in range(1, _READS + 1):
+            try:
+                return _read(self._dataset.file(name), offset, length)
+            except OSError as error:
+                if attempt == _READS:
+                    why = error.strerror or str(error)
+                    raise OSError(f"{self.describe(number)} cannot be read: {why}") from error
+            time.sleep(_PAUSE_SECONDS * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def label(self, number: int) -> int:
+        """Return the number of its class."""
+        return int(self.index["label"][number])
+
+    def describe(self, number: int) -> str:
+        """Describe an image in messages by its name in its shard."""
+        shard = int(self.index["shard"][number])
+        place = number - int(np.searchsorted(self.index["shard"], shard))
+        return f"{_key(shard, place)}.jpg of {shard_name(self._split, shard)}"
+
+    def files(self, numbers: NDArray[np.int64]) -> list[str]:
+        """Return the shards of these images, in the order in which they are first needed."""
+        shards, first = np.unique(self.index["shard"][numbers], return_index=True)
+        return [shard_name(self._split, int(shard)) for shard in shards[np.argsort(first)]]
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        content = os.pread(descriptor, length, offset)
+    finally:
+        os.close(descriptor)
+    if len(content) != length:
+        raise OSError(f"it ends {length - len(content)} bytes too early; sync the dataset again")
+    return content
+
+
+def _read_index(path: Path, num_classes: int) -> NDArray[Any]:
+    """Read a split's index; UserError if the file is not an index."""
+    try:
+        index = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path.name} is not an index: {error}; import the images again") from error
+    if index.dtype != INDEX or index.ndim != 1 or not len(index):
+        raise UserError(f"{path.name} is not an index of images; import the images again")
+    if int(index["label"].max()) >= num_classes:
+        raise UserError(
+            f"{path.name} has class {int(index['label'].max())}, of {num_classes} classes; "
+            "import the images again"
+        )
+    return index  # type: ignore[no-any-return]
+
+
+def shuffled_by_windows(
+    shards: NDArray[Any], window: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return all positions of `shards`: shards in random order, shuffled within `window` of them.
+
+    An epoch thus reads each shard in one stretch of time, and a sync may fetch them in that order.
+    """
+    by_shard = np.argsort(shards, kind="stable")
+    starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
+    groups = np.split(by_shard, starts[1:])
+    chosen = generator.permutation(len(groups))
+    order: list[NDArray[Any]] = []
+    for first in range(0, len(chosen), window):
+        mixed = np.concatenate([groups[number] for number in chosen[first : first + window]])
+        order.append(generator.permutation(mixed))
+    return np.concatenate(order).astype(np.int64)
+
+
+_PLAIN = ("RGB", "L")
+
+
+class NoImageError(ValueError):
+    """A file cannot be packed; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageOptions:
+    """Options for `data import --override name=value`; 0 pixels: images keep their size."""
+
+    shorter_side: int = 0
+    # For the JPEGs that are encoded again.
+    quality: int = 90
+    # More non-images than this share are not an accident.
+    left_out_share: float = 0.01
+    # The classes of validation files without class folders: a CSV, or ILSVRC2012's devkit.
+    validation_classes: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, at_least={0: ("shorter_side",)}, below_1=("left_out_share",))
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"quality is {self.quality}; give 1 to 100")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """A JPEG that is packed, its pixels, and whether it was encoded again."""
+
+    jpeg: bytes
+    num_pixels: int
+    is_converted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BroughtImage:
+    """A user's image, which is read and encoded by the process that packs it."""
+
+    file: Brought
+    label: int
+    options: ImageOptions
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def make(self) -> Encoded:
+        """Read and encode it; if reading fails, that is the machine's fault, not the file's."""
+        try:
+            content = self.file.read()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UserError(
+                f"{self.name} cannot be read: {why}; give the same command again once it can"
+            ) from error
+        return encode(content, self.options.shorter_side, self.options.quality)
+
+
+def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
+    """Encode an image file as JPEG; it is fully decoded, so no damaged one is packed."""
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large but accepted sizes, and of broken metadata.
+            warnings.simplefilter("ignore")
+            return _encode(content, shorter_side, quality)
+    except UnidentifiedImageError as error:
+        # Pillow's own message has a memory address, but the list of rejects is part of the dataset.
+        raise NoImageError("cannot identify the image file") from error
+    except (MemoryError, NoImageError):
+        raise  # the machine's fault, or already explained
+    except Exception as error:  # each of Pillow's formats has its own errors
+        raise NoImageError(f"cannot be decoded: {error or type(error).__name__}") from error
+
+
+def _encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
+    with Image.open(io.BytesIO(content)) as image:
+        image.load()
+        width, height = image.size
+        is_large = 0 < shorter_side < min(width, height)
+        if image.format == "JPEG" and image.mode in _PLAIN and not is_large:
+            return Encoded(jpeg=content, num_pixels=width * height, is_converted=False)
+        plain = _plain(image)
+    if is_large:
+        scale = shorter_side / min(width, height)
+        width, height = (max(shorter_side, round(side * scale)) for side in (width, height))
+        plain = plain.resize((width, height), Image.Resampling.LANCZOS)
+    encoded = io.BytesIO()
+    plain.save(encoded, "JPEG", quality=quality)
+    return Encoded(jpeg=encoded.getvalue(), num_pixels=width * height, is_converted=True)
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    if image.mode in _PLAIN:
+        return image
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+        # Pillow would treat every value above 255 as white.
+        image = image.convert("I").point(lambda value: value / 256)
+        return image.convert("L")
+    if image.mode in ("I", "F"):
+        raise NoImageError("has 32 bits a pixel, of which nobody knows what is white")
+    if image.mode == "P":
+        # A palette with transparency needs its own channel first.
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
 
 _LEFT_OUT = "left_out.json"
 _SOURCE = f"{PACKED}source.z"

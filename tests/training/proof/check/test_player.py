@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.proof.check.player import ExitKind, Lives
+from training.proof.check.program import ExitKind, Lives
 
 # It writes half of its file, says so, and then waits for its death.
 TEARS = """

@@ -9,7 +9,7 @@ import pytest
 
 from training.cli.main import main
 from training.proof.check.program import _ProgramRun
-from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
+from training.proof.experiment import Difference, ProgramRun, difference, losses_by_step
 
 _SCRIPT = """
 import json, os, random, sys, time

@@ -10,7 +10,7 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-import training.randomness
+import training.numerics
 from training.durable.save.tensors.resume import CheckpointContent
 from training.durable.store.folder import FolderStore
 from training.engine import learner
@@ -70,12 +70,12 @@ class _Late:
 
 def draws_noise_that_is_not_derived() -> None:
     """Dropout depends on what this process did before."""
-    derive, count = training.randomness.derive_seed, itertools.count()
+    derive, count = training.numerics.derive_seed, itertools.count()
 
     def derive_seed(*parts: int | str) -> int:
         return next(count) if parts[0] == "noise" else derive(*parts)
 
-    training.randomness.derive_seed = derive_seed
+    training.numerics.derive_seed = derive_seed
 
 
 def forgets_the_optimizer() -> None:

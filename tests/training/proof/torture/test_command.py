@@ -13,7 +13,7 @@ from tests.training.forked import Done, command
 from tests.training.proof.torture import broken
 from training.cli.main import main
 from training.proof.torture import command as torture_command
-from training.proof.torture.plan import KINDS
+from training.proof.torture.series import KINDS
 from training.proof.torture.small_workload import _Classify
 
 ROOT = Path(__file__).parents[4]

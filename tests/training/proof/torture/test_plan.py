@@ -5,7 +5,7 @@ from itertools import cycle, islice
 
 from training.proof.experiment import Experiment
 from training.proof.injector import SIGNALS, Kill
-from training.proof.torture.plan import KINDS, Size, draw_experiment
+from training.proof.torture.series import KINDS, Size, draw_experiment
 
 
 def experiments(seed: int, count: int) -> list[Experiment]:

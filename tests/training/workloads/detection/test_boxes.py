@@ -2,7 +2,7 @@
 
 import torch
 
-from training.workloads.detection.boxes import corners, from_corners, giou, inverse_sigmoid
+from training.workloads.detection.decoder import corners, from_corners, giou, inverse_sigmoid
 
 
 def test_a_box_and_its_corners_say_the_same() -> None:

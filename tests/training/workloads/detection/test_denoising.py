@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from tests.training.workloads.detection.detectors import SMALL, images
-from training.workloads.detection.boxes import corners
 from training.workloads.detection.config import Architecture
+from training.workloads.detection.decoder import corners
 from training.workloads.detection.detector import _hidden_queries, denoising, denoising_targets
 
 LARGE = Architecture(num_classes=10, denoising_queries=100)

@@ -17,6 +17,7 @@ from tests.training.workloads.detection.detectors import (
     images,
     small_detector,
 )
+from training.workloads.detection.detection_workload import criterion
 from training.workloads.detection.detector import (
     Detector,
     Predictions,
@@ -25,7 +26,6 @@ from training.workloads.detection.detector import (
     parameter_groups,
     postprocess,
 )
-from training.workloads.detection.losses import criterion
 
 # Channels and stride of the backbone's maps.
 _MAPS = ((128, 8), (256, 16), (512, 32))

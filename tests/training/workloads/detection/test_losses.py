@@ -8,9 +8,9 @@ from torch import Tensor
 from torchvision.ops import generalized_box_iou, sigmoid_focal_loss
 
 from tests.training.workloads.detection.detectors import SMALL, Images, images, small_detector
-from training.workloads.detection.boxes import corners
+from training.workloads.detection.decoder import corners
+from training.workloads.detection.detection_workload import _costs, criterion, hungarian, in_order
 from training.workloads.detection.detector import Predictions, denoising
-from training.workloads.detection.losses import _costs, criterion, hungarian, in_order
 
 
 def _predicted(num_objects: int, num_images: int = 2, seed: int = 0) -> Predictions:

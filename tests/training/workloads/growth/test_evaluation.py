@@ -3,7 +3,7 @@
 import torch
 
 from tests.training.workloads.growth.models import small_model, texts
-from training.workloads.growth.evaluation import _TOP_K, _generate
+from training.workloads.growth.growth_workload import _TOP_K, _generate
 
 CONTEXT = 6
 

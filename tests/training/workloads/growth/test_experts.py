@@ -12,8 +12,7 @@ from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
 from training.workloads.growth import experts
 from training.workloads.growth.config import Activation, ExpertBlock, GrowthConfig, full
-from training.workloads.growth.expert_products import ExpertProducts
-from training.workloads.growth.experts import ExpertFeedForward, choose_products
+from training.workloads.growth.experts import ExpertFeedForward, ExpertProducts, choose_products
 from training.workloads.growth.model import LanguageModel
 
 WIDTH, NUM_TOKENS = 16, 7

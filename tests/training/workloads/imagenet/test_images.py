@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.training.workloads.imagenet.photographs import photograph
-from training.workloads.imagenet.images import ImageOptions, NoImageError, encode
+from training.workloads.imagenet.packing import ImageOptions, NoImageError, encode
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

@@ -22,7 +22,7 @@ from training.cli.main import main
 from training.durable.store.folder import open_store
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.image_dataset import _read_validation_classes
-from training.workloads.imagenet.shards import INDEX
+from training.workloads.imagenet.packing import INDEX
 
 
 @pytest.fixture(autouse=True)

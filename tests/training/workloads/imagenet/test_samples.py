@@ -19,10 +19,11 @@ from tests.training.workloads.imagenet.photographs import fill
 from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
 from training.durable.tally import Tally
-from training.randomness import derive_seed
+from training.numerics import derive_seed
+from training.workloads.imagenet import packing as shards_module
 from training.workloads.imagenet import samples
 from training.workloads.imagenet import samples as module
-from training.workloads.imagenet import shards as shards_module
+from training.workloads.imagenet.packing import Shards
 from training.workloads.imagenet.samples import (
     ImageSamples,
     _decode_with_pillow,
@@ -30,7 +31,6 @@ from training.workloads.imagenet.samples import (
     _random_box,
     decode,
 )
-from training.workloads.imagenet.shards import Shards
 
 SEED = 7
 SIZES = ((375, 500), (17, 33), (1, 1), (224, 160))

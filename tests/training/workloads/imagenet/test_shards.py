@@ -10,8 +10,8 @@ import pytest
 
 from contract.errors import UserError
 from tests.training.workloads.imagenet.photographs import photograph
-from training.workloads.imagenet import shards
-from training.workloads.imagenet.shards import (
+from training.workloads.imagenet import packing
+from training.workloads.imagenet.packing import (
     INDEX,
     Shards,
     index_name,
@@ -62,7 +62,7 @@ def test_files_are_named_in_the_order_in_which_they_are_needed_first(dataset: Fo
 
 
 def test_a_read_that_fails_is_tried_again(dataset: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(packing, "_PAUSE_SECONDS", 0.0)
     read, pread, failures = Shards(dataset, "train"), os.pread, [1, 2]  # type: ignore[arg-type]
 
     def fail_twice(descriptor: int, length: int, offset: int) -> bytes:
@@ -80,7 +80,7 @@ def test_a_read_that_fails_is_tried_again(dataset: Folder, monkeypatch: pytest.M
 def test_fails_with_the_images_name_if_reads_keep_failing(
     dataset: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(packing, "_PAUSE_SECONDS", 0.0)
     read = Shards(dataset, "train")  # type: ignore[arg-type]
     os.truncate(dataset.folder / "train-00002.tar", 1000)
     with pytest.raises(OSError, match=r"00002-00003\.jpg of train-00002\.tar cannot be read: it e"):

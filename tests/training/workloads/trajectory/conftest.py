@@ -10,7 +10,7 @@ from training.workload import Inputs
 from training.workloads.trajectory.clip_dataset import make_dataset
 from training.workloads.trajectory.config import laptop
 from training.workloads.trajectory.features import Features, MeanImages
-from training.workloads.trajectory.tracker import Tracks
+from training.workloads.trajectory.trajectory_workload import Tracks
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import nn
 from tests.training.workloads.trajectory.scene import batch_of, started, train_stage
 from training.evaluation_files import Captioned
 from training.workload import Inputs, Partial
-from training.workloads.trajectory import evaluation
+from training.workloads.trajectory import model as module
 from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.config import laptop
 from training.workloads.trajectory.model import TrainTimeAverage
@@ -65,7 +65,7 @@ def test_the_contact_sheet_shows_clips_with_truth_and_answer(
 ) -> None:
     shown: list[Captioned] = []
     monkeypatch.setattr(
-        evaluation, "write_sheet", lambda path, title, given, num_columns: shown.extend(given)
+        module, "write_sheet", lambda path, title, given, num_columns: shown.extend(given)
     )
     parts = parts_of(inputs, "head")
     train_stage(inputs.config, "head").show(nn.Identity(), inputs, parts, tmp_path)
@@ -85,7 +85,7 @@ def test_tracks_are_dots_where_the_ball_is_and_where_it_was_found(inputs: Inputs
     assert truth.min() > 0 and truth.max() < 64
     frames = np.zeros((1, 2, 64, 64, 3), np.uint8)
     track = np.array([[[10.4, 20.9], [np.nan, np.nan], [80.0, 3.0]]], np.float32)
-    drawn = evaluation._with_tracks(frames, track, (1, 2, 3))
+    drawn = module._with_tracks(frames, track, (1, 2, 3))
     assert np.argwhere(drawn[0, 1].any(axis=2)).tolist() == [[3, 63], [20, 10]]
     assert drawn[0, 0, 20, 10].tolist() == [1, 2, 3] and not frames.any()
 

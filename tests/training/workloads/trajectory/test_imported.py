@@ -25,8 +25,13 @@ from training.cli.main import main
 from training.durable.sources import SourceFile
 from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, NUM_FRAMES, Frames
-from training.workloads.trajectory.imported import DECODED, import_dataset
-from training.workloads.trajectory.videos import FrameChoice, _NoClipError, _read_clip
+from training.workloads.trajectory.imported import (
+    DECODED,
+    FrameChoice,
+    _NoClipError,
+    _read_clip,
+    import_dataset,
+)
 
 CLASSES = ("falling", "rising")
 SMALL = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")

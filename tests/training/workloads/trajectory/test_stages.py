@@ -45,8 +45,7 @@ from training.workloads.trajectory.features import (
     build_backbone,
 )
 from training.workloads.trajectory.model import TrainClipClassifier
-from training.workloads.trajectory.tracker import Tracks
-from training.workloads.trajectory.trajectory_workload import RECIPES, TRAJECTORY
+from training.workloads.trajectory.trajectory_workload import RECIPES, TRAJECTORY, Tracks
 
 NO_RANDOMNESS = torch.Generator()
 

@@ -10,7 +10,7 @@ import torch
 from training.cli.main import main
 from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.clips import Float32s, Frames, render_clip, render_hard_clip
-from training.workloads.trajectory.tracker import _track
+from training.workloads.trajectory.trajectory_workload import _track
 
 
 def errors(render: Callable[[int, int], tuple[Frames, Float32s]], num: int) -> list[float]:

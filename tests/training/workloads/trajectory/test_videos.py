@@ -13,7 +13,7 @@ import pytest
 
 from training.durable.sources import SourceFile
 from training.workloads.trajectory.clips import NUM_FRAMES, Frames
-from training.workloads.trajectory.videos import FrameChoice, _NoClipError, _read_clip
+from training.workloads.trajectory.imported import FrameChoice, _NoClipError, _read_clip
 
 av = pytest.importorskip("av")
 

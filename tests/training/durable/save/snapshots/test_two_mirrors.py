@@ -28,8 +28,7 @@ from training.durable.save.snapshots.mirror import Mirror
 from training.durable.save.snapshots.snapshot import fill, read_manifest
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, StoreError
-from training.proof.injector import Injector, StatusFile
-from training.proof.store_faults import misbehaving
+from training.proof.injector import Injector, StatusFile, misbehaving
 
 NewMachine = Callable[..., Machine]
 

@@ -8,8 +8,8 @@ import pytest
 
 from contract.errors import UserError
 from training.durable.sources import ImportSource
-from training.workloads.growth.text import documents as documents_module
-from training.workloads.growth.text.documents import check_kinds, read_pieces
+from training.workloads.growth.text import text_dataset as documents_module
+from training.workloads.growth.text.text_dataset import check_kinds, read_pieces
 
 END = "<|endoftext|>"
 

@@ -17,8 +17,12 @@ from training.durable.store.local_dataset import LocalDataset
 from training.workloads.growth.text import text_dataset as dataset_module
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.text_dataset import TextOptions, import_dataset, make_dataset
-from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens
-from training.workloads.growth.text.vocabulary import read_vocabulary, train_tokenizer
+from training.workloads.growth.text.tokens import (
+    TOKENIZER_FILE,
+    open_tokens,
+    read_vocabulary,
+    train_tokenizer,
+)
 
 SMALL = TextOptions(vocab_size=300, held_out_of=5)
 TEXTS = [f"Story {n}: 你好, {'the fox ' * (n % 4)}ran. 🦊" for n in range(23)]

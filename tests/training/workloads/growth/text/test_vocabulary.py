@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from contract.errors import UserError
-from training.workloads.growth.text.vocabulary import read_vocabulary, train_tokenizer
+from training.workloads.growth.text.tokens import read_vocabulary, train_tokenizer
 
 TEXTS = ["Once upon a time, the fox ran: Grüße 你好 🦊\n\n\ttab  and spaces ", "a a a\x00\x7f\xa0"]
 
@@ -32,7 +32,7 @@ def test_any_tokens_give_the_library_s_text(tmp_path: Path) -> None:
 
 def test_the_same_text_gives_the_same_tokenizer_in_every_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from training.workloads.growth.text.vocabulary import train_tokenizer\n"
+        "import sys; from training.workloads.growth.text.tokens import train_tokenizer\n"
         "texts = [f'{n} words of {n * n} texts' for n in range(400)]\n"
         "print(train_tokenizer([texts], 600).to_str())"
     )

@@ -6,8 +6,8 @@ import torch
 
 from training.workload import Prior
 from training.workloads.trajectory.config import MagvitConfig, magvit_laptop
-from training.workloads.trajectory.magvit.generation import TrainTransformer
-from training.workloads.trajectory.magvit.tokenizer import Tokenizer
+from training.workloads.trajectory.magvit.model import TrainTransformer
+from training.workloads.trajectory.magvit.stages import Tokenizer
 from training.workloads.trajectory.trajectory_workload import TRAJECTORY
 
 SMALL = replace(magvit_laptop(), tokenizer_width=8, width=16, num_layers=1, num_heads=2)

@@ -15,8 +15,15 @@ from training.settings import changed
 from training.workload import Inputs
 from training.workloads.trajectory.clip_dataset import open_dataset
 from training.workloads.trajectory.clips import CLASSES
-from training.workloads.trajectory.magvit.generation import _digits_loss, _generated, _hidden
-from training.workloads.trajectory.magvit.model import Quantizer, TokenTransformer, _carried, _draw
+from training.workloads.trajectory.magvit.model import (
+    Quantizer,
+    TokenTransformer,
+    _carried,
+    _digits_loss,
+    _draw,
+    _generated,
+    _hidden,
+)
 from training.workloads.trajectory.magvit.stages import _blended
 from training.workloads.trajectory.trajectory_workload import TRAJECTORY
 

@@ -8,8 +8,12 @@ import torch
 from tests.training.workloads.trajectory.magvit.scene import SMALL
 from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
 from training.workload import Prior
-from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer
-from training.workloads.trajectory.magvit.tokenizer import JudgedTokenizer, Tokenizer
+from training.workloads.trajectory.magvit.stages import (
+    JudgedTokenizer,
+    Tokenizer,
+    Tokens,
+    TrainTokenizer,
+)
 
 JUDGED = replace(
     SMALL,

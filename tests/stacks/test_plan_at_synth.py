@@ -1,4 +1,4 @@
-"""The plan at synth: said, written, and in the way of what cannot work."""
+"""The plan at synth: reported, written, and in the way of what cannot work."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Annotations, Match
 
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, epoch_seconds, least_busy_percent, prediction
+from stacks.plan_at_synth import annotate, epoch_seconds, least_busy_percent, prediction
 
 RATE = {"root_volume.initialization_mib_per_second": "300"}
 INTERVAL = {"train.checkpoint_interval": "600s"}
@@ -20,31 +20,29 @@ def stack() -> Stack:
     return Stack(App(), "TrainingStack")
 
 
-def test_the_plan_is_said_as_an_info(stack: Stack) -> None:
+def test_the_plan_is_an_info(stack: Stack) -> None:
     plan = annotate(stack, StackParameters.for_size("g5.2xlarge"))
     assert plan is not None
     assert plan["size"] == "g5.2xlarge"
-    said = Annotations.from_stack(stack)
-    said.has_info("*", Match.string_like_regexp(r"plan: trajectory/full on g5\.2xlarge takes"))
-    said.has_info("*", Match.string_like_regexp("waits 30 min for trajectory/manifest.json in the"))
-    assert said.find_warning("*", Match.any_value()) == []
+    info = Annotations.from_stack(stack)
+    info.has_info("*", Match.string_like_regexp(r"plan: trajectory/full on g5\.2xlarge takes"))
+    info.has_info("*", Match.string_like_regexp("waits 30 min for trajectory/manifest.json in the"))
+    assert info.find_warning("*", Match.any_value()) == []
 
 
-def test_of_a_program_it_is_said_what_is_not_known_and_what_is(
-    stack: Stack, tmp_path: Path
-) -> None:
+def test_of_a_program_the_unknown_and_the_known_are_reported(stack: Stack, tmp_path: Path) -> None:
     program = {"program": "bash run.sh", "source": str(tmp_path)}
     assert annotate(stack, StackParameters.for_size("g5.xlarge", **program)) is None
-    said = Annotations.from_stack(stack)
-    said.has_info("*", Match.string_like_regexp("no plan: how long 'bash run.sh' takes, how much"))
-    said.has_info("*", Match.string_like_regexp(r"stops the run at 72 billed hours or \$73"))
+    info = Annotations.from_stack(stack)
+    info.has_info("*", Match.string_like_regexp("no plan: how long 'bash run.sh' takes, how much"))
+    info.has_info("*", Match.string_like_regexp(r"stops the run at 72 billed hours or \$73"))
     # Nobody can promise a time for it.
     late = StackParameters.for_size("g5.xlarge", **program, deadline_hours="6")
     with pytest.raises(ValueError, match="how long a program takes is not known; use 0, or"):
         annotate(stack, late)
 
 
-def test_what_the_loading_of_a_root_volume_costs_is_said(stack: Stack) -> None:
+def test_what_the_loading_of_a_root_volume_costs_is_reported(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.xlarge", **RATE))
     each = r"each machine that boots, replacements too, costs \$0\.162 more: .* at 300 MiB/s"
     Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(each))
@@ -53,11 +51,11 @@ def test_what_the_loading_of_a_root_volume_costs_is_said(stack: Stack) -> None:
 MIXED = {"mix_gpu_counts": "true", "overrides": "micro_batch=4"}
 
 
-def test_hours_and_dollars_of_each_mixed_size_are_said(stack: Stack) -> None:
+def test_hours_and_dollars_of_each_mixed_size_are_reported(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.xlarge", **MIXED))
     for size in ("g5.xlarge", "g5.12xlarge"):
-        said = f"plan: trajectory/full on {size} takes .* on Spot, .* on demand"
-        Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(said))
+        text = f"plan: trajectory/full on {size} takes .* on Spot, .* on demand"
+        Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(text))
 
 
 def test_fails_for_a_mixed_size_whose_gpus_would_idle(stack: Stack) -> None:
@@ -97,16 +95,16 @@ def test_no_alternates_are_no_news(stack: Stack) -> None:
     ids=["without a deadline", "with a deadline", "without a plan"],
 )
 @pytest.mark.usefixtures("unmeasured")
-def test_the_limits_are_said(given: dict[str, str], sentence: str, stack: Stack) -> None:
+def test_the_limits_are_reported(given: dict[str, str], sentence: str, stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.xlarge", **given))
     Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(sentence))
 
 
 def test_what_is_tight_is_a_warning(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g4dn.xlarge", overrides="width=128"))
-    said = Annotations.from_stack(stack)
-    said.has_warning("*", Match.string_like_regexp("no bfloat16 tensor cores"))
-    said.has_warning(
+    info = Annotations.from_stack(stack)
+    info.has_warning("*", Match.string_like_regexp("no bfloat16 tensor cores"))
+    info.has_warning(
         "*", Match.string_like_regexp("the plan ignores width, whose effect was not measured")
     )
 
