@@ -16,7 +16,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "gpu": ("everything that needs a GPU, in one call", "benchmarks.gpu.table"),
     "kill_table": (
         "public trainers and save habits, killed on purpose",
-        "benchmarks.kills.command",
+        "benchmarks.kills.kill_table",
     ),
     "walks": ("files and functions behind a start, a save, a notice", "benchmarks.walks"),
     "house": ("lines, doors and flags of this checkout or another", "benchmarks.house"),

@@ -26,7 +26,7 @@ from moto.awslambda_simple.models import lambda_simple_backends
 from moto.events.models import EventPattern
 from moto.sts.models import AssumedRole
 
-from embedded_aws.iam.sessions import FUNCTION_KEY
+from embedded_aws.iam.sessions import FUNCTION_KEY, variables_of
 from embedded_aws.server import EmbeddedAws
 
 SERVE = """
@@ -36,11 +36,11 @@ module, name = sys.argv[1].rsplit(".", 1)
 handler = getattr(importlib.import_module(module), name)
 for line in sys.stdin:
     try:
-        said = [handler(json.loads(line), None), None]
+        answer = [handler(json.loads(line), None), None]
     except Exception:
         traceback.print_exc()
-        said = [None, traceback.format_exc().strip().rpartition("\\n")[2]]
-    print(json.dumps(said), file=answers, flush=True)
+        answer = [None, traceback.format_exc().strip().rpartition("\\n")[2]]
+    print(json.dumps(answer), file=answers, flush=True)
 """
 _SCHEDULED = "Scheduled Event"
 # EventBridge's action on a target, which the target's own policy must allow.
@@ -171,12 +171,7 @@ class EventBus:
                 name=function["FunctionName"],
                 keys={FUNCTION_KEY: arn},
             )
-        session = self._sessions[role]
-        return {
-            "AWS_ACCESS_KEY_ID": session.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": session.secret_access_key,
-            "AWS_SESSION_TOKEN": session.session_token,
-        }
+        return variables_of(self._sessions[role])
 
     def _invoke(self, name: str, event: dict[str, Any]) -> None:
         function = lambda_simple_backends[self.aws.account][self.aws.region].get_function(name)

@@ -1,30 +1,43 @@
 """The WSGI front of the embedded AWS: IAM first, CloudFormation to our engine, the rest to moto.
 
+It refuses what AWS refuses and moto does not: names, descriptions, checksums, unknown uploads.
 Each of moto's services handles one request at a time, as moto is not thread-safe: it checks
 If-Match and writes in two steps, and lists dictionaries that another request may be changing.
 """
 
+import base64
+import functools
+import hashlib
 import io
 import json
 import re
 import socket
 import struct
 import threading
+import uuid
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never
+from urllib.parse import parse_qs
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+import botocore.session
+from botocore import xform_name
+from moto.core.parse import QueryParser
+from moto.core.serialize import QuerySerializer, SerializationContext
+from moto.core.utils import get_service_model
+from moto.s3.models import s3_backends
+from werkzeug.datastructures import MultiDict
 from werkzeug.wrappers import Request, Response
 
-from embedded_aws.checks import find_mistake
-from embedded_aws.cloudformation.wire import answer
+from embedded_aws.cloudformation.errors import CloudFormationError
 from embedded_aws.faults import GUARD, JOB_SERVICES, MACHINES, SUBMITTERS, Fault, FaultInjector
 from embedded_aws.iam.access import AccessControl, Denied
 from embedded_aws.iam.evaluation import Caller
-from embedded_aws.iam.requests import asked
+from embedded_aws.iam.requests import asked, read_call
 from embedded_aws.iam.sessions import FUNCTION_KEY, INSTANCE_KEY, NOBODY
 from embedded_aws.moto_services import moto_services, signed_for
 from embedded_aws.service_jobs import ServiceJobs
@@ -59,7 +72,9 @@ class Front:
             return own(environ, start_response)
         if service == "cloudformation":
             # Without a lock: an operation calls the other services, and some responses wait.
-            return answer(Request(environ), self.cloudformation)(environ, start_response)
+            return answer_cloudformation(Request(environ), self.cloudformation)(
+                environ, start_response
+            )
         with self.alone_in(service):
             response = moto_services(environ)
         if response.status_code == 404 and service == "s3" and self.access is not None:
@@ -136,8 +151,8 @@ def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response
     if one.action.startswith("s3:DeleteObject") and environ["REQUEST_METHOD"] == "POST":
         # A call that deletes several objects succeeds and refuses each one; here it refuses all.
         asked = ElementTree.fromstring(environ["wsgi.input"].getvalue()).iterfind(".//{*}Key")
-        said = f"<Code>AccessDenied</Code><Message>{escape(message)}</Message>"
-        errors = (f"<Error><Key>{escape(key.text or '')}</Key>{said}</Error>" for key in asked)
+        detail = f"<Code>AccessDenied</Code><Message>{escape(message)}</Message>"
+        errors = (f"<Error><Key>{escape(key.text or '')}</Key>{detail}</Error>" for key in asked)
         return Response(f"<DeleteResult>{''.join(errors)}</DeleteResult>", content_type="text/xml")
     return _denied(service, environ, message)
 
@@ -202,3 +217,103 @@ def answer_error(
     else:
         text = f"<ErrorResponse>{error}<RequestId>refused</RequestId></ErrorResponse>"
     return Response(text, status=status, content_type="text/xml")
+
+
+_GROUP = r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]{1,255}"
+_MORE = {
+    ("ec2", "CreateSecurityGroup"): {"GroupName": _GROUP, "GroupDescription": _GROUP},
+    ("ec2", "CreateLaunchTemplate"): {"LaunchTemplateName": r"[a-zA-Z0-9()./_\-]{3,128}"},
+    ("cloudwatch", "PutDashboard"): {"DashboardName": r"[a-zA-Z0-9_\-]{1,255}"},
+    ("ssm", "PutParameter"): {"Name": r"[a-zA-Z0-9_.\-/]{1,2048}"},
+}
+_DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
+    "SHA256": lambda body: hashlib.sha256(body).digest(),
+    "CRC32": lambda body: zlib.crc32(body).to_bytes(4, "big"),
+}
+_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
+
+
+def find_mistake(
+    service: str, environ: Mapping[str, Any], body: bytes, account: str
+) -> tuple[str, str, int] | None:
+    """Return the error code, message and status of a request that AWS would refuse, or None."""
+    if service == "s3":
+        return _mistake_in_s3(environ, body, s3_backends[account]["aws"].buckets)
+    name, values = read_call(service, environ, body)
+    wanted = _patterns({"monitoring": "cloudwatch"}.get(service, service), name)
+    for parameter, pattern in wanted.items():
+        value = values.get(parameter)
+        if isinstance(value, str) and not re.fullmatch(pattern, value):
+            code = {"ec2": "InvalidParameterValue", "iam": "ValidationError"}.get(service)
+            message = (
+                f"1 validation error detected: Value '{value}' at '{parameter}' failed to satisfy "
+                f"constraint: Member must satisfy regular expression pattern: {pattern}"
+            )
+            return code or "ValidationException", message, 400
+    return None
+
+
+def _mistake_in_s3(
+    environ: Mapping[str, Any], body: bytes, buckets: Any
+) -> tuple[str, str, int] | None:
+    query = parse_qs(environ.get("QUERY_STRING", ""))
+    bucket, _, key = str(environ.get("PATH_INFO", "")).lstrip("/").partition("/")
+    upload = query.get("uploadId", [""])[0]
+    if upload and bucket in buckets and upload not in buckets[bucket].multiparts:
+        return "NoSuchUpload", "The specified upload does not exist.", 404
+    if environ["REQUEST_METHOD"] == "PUT" and not key and not _BUCKET.fullmatch(bucket):
+        return "InvalidBucketName", "The specified bucket is not valid.", 400
+    for name, digest in _DIGESTS.items() if environ["REQUEST_METHOD"] == "PUT" else ():
+        given = environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}")
+        if given and given != base64.b64encode(digest(body)).decode():
+            message = f"The {name} you specified did not match the calculated checksum."
+            return "BadDigest", message, 400
+    return None
+
+
+@functools.cache
+def _patterns(service: str, operation: str) -> Mapping[str, str]:
+    if not operation.startswith(("Create", "Put")):
+        return {}
+    model = botocore.session.get_session().get_service_model(service)
+    shape = model.operation_model(operation).input_shape
+    found = {}
+    for name, member in shape.members.items() if shape else ():
+        pattern, longest = member.metadata.get("pattern"), member.metadata.get("max", 10**6)
+        # Other strings may be JSON documents, and some patterns only Java can read.
+        if member.type_name == "string" and name.endswith(("Name", "Description", "name")):
+            plain = pattern if pattern and "\\p{" not in pattern else "(?s:.*)"
+            found[name] = f"(?=(?s:.{{0,{longest}}})$)(?:{plain})"
+    return found | _MORE.get((service, operation), {})
+
+
+def answer_cloudformation(request: Request, service: object) -> Response:
+    """Call the service's method that the request names; return its result or error as XML."""
+    values = request.values
+    model = get_service_model("cloudformation")
+    action = values.get("Action", "")
+    if action not in model.operation_names:
+        action = "DescribeStacks"
+        result: Any = CloudFormationError(
+            f"Could not find operation {values.get('Action')}", "InvalidAction"
+        )
+    else:
+        result = _run_operation(model.operation_model(action), values, service)
+    context = SerializationContext(request_id=str(uuid.uuid4()))
+    serialized = QuerySerializer(model.operation_model(action), context).serialize(result)
+    return Response(
+        serialized["body"], status=serialized["status_code"], headers=serialized["headers"]
+    )
+
+
+def _run_operation(model: Any, values: MultiDict[str, str], service: object) -> Any:
+    operation = getattr(service, xform_name(model.name), None)
+    if operation is None:
+        return CloudFormationError(
+            f"The embedded AWS has no CloudFormation operation {model.name}", "InvalidAction"
+        )
+    parsed = QueryParser(model).parse({"values": values})  # type: ignore[typeddict-item]
+    try:
+        return operation(parsed) or {}
+    except CloudFormationError as error:
+        return error

@@ -19,12 +19,10 @@ PYTORCH_LINES = (
     ("2.7", "ubuntu-22.04"),
 )
 BASE_LINES = ("ubuntu-22.04", "ubuntu-24.04", "amazon-linux-2023")
-_SYSTEMS = {
-    "ubuntu-22.04": "Ubuntu 22.04",
-    "ubuntu-24.04": "Ubuntu 24.04",
-    "ubuntu-26.04": "Ubuntu 26.04",
-    "amazon-linux-2023": "Amazon Linux 2023",
-}
+
+
+def _title(system: str) -> str:
+    return system.replace("-", " ").title()
 
 
 def offered_images() -> dict[str, str]:
@@ -32,13 +30,13 @@ def offered_images() -> dict[str, str]:
     driver = "Deep Learning OSS Nvidia Driver AMI GPU"
     images = {
         f"{ROOT}/x86_64/oss-nvidia-driver-gpu-pytorch-{version}-{system}/latest/ami-id": (
-            f"{driver} PyTorch {version} ({_SYSTEMS[system]}) 20261009"
+            f"{driver} PyTorch {version} ({_title(system)}) 20261009"
         )
         for version, system in PYTORCH_LINES
     }
     for system in BASE_LINES:
         name = f"{ROOT}/x86_64/base-oss-nvidia-driver-gpu-{system}/latest/ami-id"
-        images[name] = f"Deep Learning Base OSS Nvidia Driver GPU AMI ({_SYSTEMS[system]}) 20261009"
+        images[name] = f"Deep Learning Base OSS Nvidia Driver GPU AMI ({_title(system)}) 20261009"
     return images
 
 

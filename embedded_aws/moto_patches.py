@@ -23,6 +23,7 @@ from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
+from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
 from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
 
 
@@ -82,11 +83,7 @@ def modify_spot_fleet_request(moto: Any, self: Any) -> Any:
     fleet = _find(self.ec2_backend, self._get_param("SpotFleetRequestId"))
     if not isinstance(fleet, TemplateFleet):
         return moto(self)
-    names = (
-        "TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
-        "ExcessCapacityTerminationPolicy",
-    )  # fmt: skip
-    given = {name: self._get_param(name) for name in names}
+    given = {name: self._get_param(name) for name in MODIFIABLE}
     fleet.modify({name: value for name, value in given.items() if value is not None})
     return ActionResult({"Return": True})
 

@@ -22,6 +22,7 @@ from werkzeug.wrappers import Response
 
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.requests import read_call
+from embedded_aws.iam.sessions import variables_of
 from embedded_aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
 
 # The kinds, by Batch's word in requests, with its word in ARNs; and what each starts out with.
@@ -240,7 +241,7 @@ class ServiceJobs:
         self.publish: Publish | None = None
         self.jobs: dict[str, ServiceJob] = {}
         self.trainings: dict[str, TrainingJob] = {}  # by name
-        self._said: dict[str, str] = {}  # each training's last published secondary status
+        self._published: dict[str, str] = {}  # each training's last published secondary status
         self._access, self._environment, self._application = access, environment, application
         self._here = f"arn:aws:batch:{access.region}:{access.account}"
         self._queues = JobQueues(access.account, access.region)
@@ -303,7 +304,7 @@ class ServiceJobs:
         """Take back one or all instances of a managed Spot training, with SageMaker's notice."""
         with self._lock:
             assert self.training(name).request["EnableManagedSpotTraining"]
-            self.training(name).tell("interruption", host)
+            self.training(name).signal("interruption", host)
 
     def lose(self, name: str, host: str = "") -> None:
         """Take back one or all instances of a training, without a notice."""
@@ -319,7 +320,7 @@ class ServiceJobs:
                 except Exception as error:  # as on AWS, only that job ends
                     _log.exception("[failed] training job %s", training.name)
                     training.fail(f"InternalServerError: {error}")
-                self._tell(training)
+                self._publish_state(training)
             for job in self.jobs.values():
                 if job.status in RUNNING:
                     self._follow(job)
@@ -349,18 +350,18 @@ class ServiceJobs:
         for limit in queue.get("jobStateTimeLimitActions", ()):
             is_due = time.time() > first.first_since + limit["maxTimeSeconds"]
             if is_due and limit["reason"] == _TOO_LARGE:
-                said = f"Terminated by JobStateTimeLimit action due to reason: {_TOO_LARGE}"
-                self._enter(first, "FAILED", said)
+                reason = f"Terminated by JobStateTimeLimit action due to reason: {_TOO_LARGE}"
+                self._enter(first, "FAILED", reason)
 
     def _follow(self, job: ServiceJob) -> None:
         """Update a job to the state of its training."""
         training, allowed = job.attempts[-1], job.asked.get("retryStrategy", {}).get("attempts", 1)
-        said = f"Received status from SageMaker: {training.reason or training.secondary}"
+        reason = f"Received status from SageMaker: {training.reason or training.secondary}"
         if training.status == "Completed":
-            self._enter(job, "SUCCEEDED", said)
+            self._enter(job, "SUCCEEDED", reason)
         elif training.is_over:
             is_last = job.is_terminated or len(job.attempts) >= allowed
-            self._enter(job, "FAILED" if is_last else "RUNNABLE", said)
+            self._enter(job, "FAILED" if is_last else "RUNNABLE", reason)
         elif training.secondary == "Training":
             self._enter(job, "RUNNING", "")
 
@@ -374,10 +375,10 @@ class ServiceJobs:
             what = "Batch Service Job State Change"
             self.publish("aws.batch", what, job.describe(), [job.arn])
 
-    def _tell(self, training: TrainingJob) -> None:
+    def _publish_state(self, training: TrainingJob) -> None:
         """Publish a training job's new state."""
-        if self.publish is not None and self._said.get(training.name) != training.secondary:
-            self._said[training.name] = training.secondary
+        if self.publish is not None and self._published.get(training.name) != training.secondary:
+            self._published[training.name] = training.secondary
             what = "SageMaker Training Job State Change"
             self.publish("aws.sagemaker", what, training.describe(), [training.arn])
 
@@ -411,13 +412,7 @@ class ServiceJobs:
     def _given(self, role: str, arn: str) -> dict[str, str]:
         """Return a container's variables: for this AWS, and the credentials of the job's role."""
         session = self._access.assume(role, service="sagemaker", source_arn=arn, name="SageMaker")
-        return {
-            **self._environment(),
-            **self.variables,
-            "AWS_ACCESS_KEY_ID": session.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": session.secret_access_key,
-            "AWS_SESSION_TOKEN": session.session_token,
-        }
+        return {**self._environment(), **self.variables, **variables_of(session)}
 
     def _submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         queue = self._queues.found(asked["jobQueue"])
@@ -452,7 +447,7 @@ class ServiceJobs:
         job = self._job(asked)
         job.is_terminated = True
         if job.status in RUNNING:
-            job.attempts[-1].tell("stop")
+            job.attempts[-1].signal("stop")
         elif job.status == "RUNNABLE":
             self._enter(job, "FAILED", asked["reason"])
         return {}
@@ -481,5 +476,5 @@ class ServiceJobs:
     def _stop_training(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         if (training := self._training(asked)).is_over:
             raise Refused(f"The job is already {training.status}")
-        training.tell("stop")
+        training.signal("stop")
         return {}

@@ -31,6 +31,11 @@ class PoolOffer:
     pool: Pool
 
 
+# Arguments of moto's class that no request of a fleet sets.
+_UNSET = ("valid_from", "valid_until", "launch_group", "availability_zone_group", "kernel_id",
+          "ramdisk_id")  # fmt: skip
+
+
 class FleetInstance(SpotInstanceRequest):
     """One Spot (or on-demand) instance of a fleet, from a launch template and an override."""
 
@@ -50,22 +55,17 @@ class FleetInstance(SpotInstanceRequest):
             price=self.override.get("SpotPrice") or config.get("SpotPrice") or "",
             image_id=version.image_id,
             spot_instance_type="one-time",
-            valid_from=None,
-            valid_until=None,
-            launch_group=None,
-            availability_zone_group=None,
             key_name=version.data.get("KeyName"),
             security_groups=version.data.get("SecurityGroupIds", []),
             user_data=version.user_data,
             instance_type=self.override.get("InstanceType") or version.instance_type,
             placement=self.override.get("AvailabilityZone"),
-            kernel_id=None,
-            ramdisk_id=None,
             monitoring_enabled=bool(version.data.get("Monitoring", {}).get("Enabled")),
             subnet_id=self.override.get("SubnetId"),
             tags={},
             spot_fleet_id=fleet_id,
             instance_interruption_behaviour=config.get("InstanceInterruptionBehavior"),
+            **dict.fromkeys(_UNSET),
         )
 
     @property
@@ -197,11 +197,12 @@ class TemplateFleet:
     def reach_target(self) -> None:
         """Mark instances to take back, end those that are due, and launch missing ones."""
         with _LOCK:
-            self._drop_ended()
+            self.spot_requests = [item for item in self.spot_requests if item.is_running]
             on_demand = int(self.config.get("OnDemandTargetCapacity") or 0)
             wanted = {ON_DEMAND: on_demand, SPOT: self.target_capacity - on_demand}
             self._reclaim()
-            if self.state == "active" and self._policy == "default":
+            policy = self.config.get("ExcessCapacityTerminationPolicy", "default")
+            if self.state == "active" and policy.lower() == "default":
                 # On-demand instances stay: EC2 documents a decrease only for Spot instances.
                 for request in self._kept(SPOT)[max(wanted[SPOT], 0) :]:
                     if request.instance.id not in self.capacity.endings:
@@ -222,13 +223,6 @@ class TemplateFleet:
             if item.pool.market == market
             and not (item.instance.id in endings and endings[item.instance.id].is_excess)
         ]
-
-    @property
-    def _policy(self) -> str:
-        return str(self.config.get("ExcessCapacityTerminationPolicy", "default")).lower()
-
-    def _drop_ended(self) -> None:
-        self.spot_requests = [item for item in self.spot_requests if item.is_running]
 
     def _reclaim(self) -> None:
         """Mark the newest instances of a pool that has fewer machines than we use."""

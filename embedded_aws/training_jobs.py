@@ -67,14 +67,14 @@ class TrainingJob:
     status: str = "InProgress"
     reason: str = ""
     ended: float | None = None
-    told: str = ""  # why its containers end: stop, limit, loss, or interruption
+    ending: str = ""  # why its containers end: stop, limit, loss, or interruption
     num_starts: int = 0
     containers: list[JobContainer] = field(default_factory=list)
     network: JobNetwork | None = None
     folder: Path | None = None  # contains each host's /opt/ml and log
     transitions: list[dict[str, Any]] = field(default_factory=list)
     _seconds: float = 0.0  # how long ended containers ran
-    _told_at: float = 0.0
+    _signaled_at: float = 0.0
     _started: float = 0.0
 
     def __post_init__(self) -> None:
@@ -107,15 +107,15 @@ class TrainingJob:
         files = sorted(self.folder.glob(f"{host or '*'}.log")) if self.folder else []
         return "".join(file.read_text(errors="replace") for file in files)
 
-    def tell(self, why: str, host: str = "") -> None:
-        """Tell one host or all to end, as at a stop, a limit or a Spot interruption."""
+    def signal(self, why: str, host: str = "") -> None:
+        """Send SIGTERM to one host or all, as at a stop, a limit or a Spot interruption."""
         if why == "stop" and not self.containers:
             self._end(*_ENDS[why])
         # A job that is stopped while it is being interrupted must not start again.
-        is_known = self.told and (self.told, why) != ("interruption", "stop")
+        is_known = self.ending and (self.ending, why) != ("interruption", "stop")
         if not self.containers or is_known:
             return
-        self.told, self._told_at = why, time.monotonic()
+        self.ending, self._signaled_at = why, time.monotonic()
         if why == "stop":
             self.status = "Stopping"
             self._enter("Stopping")
@@ -129,7 +129,7 @@ class TrainingJob:
         When it notices the loss of one of several is undocumented; here, after `notice_seconds`.
         """
         if self.containers:
-            self.told, self._told_at = "loss", time.monotonic()
+            self.ending, self._signaled_at = "loss", time.monotonic()
         for each in self.containers:
             if host in ("", each.host):
                 each.kill()
@@ -147,11 +147,11 @@ class TrainingJob:
             self._start()
             return
         if self.seconds > self.request["StoppingCondition"]["MaxRuntimeInSeconds"]:
-            self.tell("limit")
+            self.signal("limit")
         codes = [each.process.poll() for each in self.containers]
-        is_late = self.told and time.monotonic() > self._told_at + self.notice_seconds
+        is_late = self.ending and time.monotonic() > self._signaled_at + self.notice_seconds
         # One failing container ends the job for all.
-        has_failed = any(codes) and not self.told
+        has_failed = any(codes) and not self.ending
         if is_late or has_failed or None not in codes:
             self._conclude(codes)
 
@@ -283,18 +283,18 @@ class TrainingJob:
 
     def _conclude(self, codes: list[int | None]) -> None:
         failed = next((k for k, code in enumerate(codes) if code), None)
-        said = self.containers[failed or 0].root / "output" / "failure"
+        failure = self.containers[failed or 0].root / "output" / "failure"
         self.kill()
-        if self.told == "interruption":
+        if self.ending == "interruption":
             # A managed Spot job restarts by itself, on other instances.
-            self.told = ""
+            self.ending = ""
             self._enter("Interrupted")
-        elif self.told:
-            self._end(*_ENDS[self.told])
+        elif self.ending:
+            self._end(*_ENDS[self.ending])
         elif failed is None:
             self._end("Completed", "Completed", "")
         else:
-            text = said.read_text(errors="replace") if said.exists() else ""
+            text = failure.read_text(errors="replace") if failure.exists() else ""
             self._end("Failed", "Failed", f"AlgorithmError: {text}, exit code: {codes[failed]}")
 
     def _end(self, status: str, secondary: str, reason: str) -> None:

@@ -1,10 +1,10 @@
-"""`python -m rehearsal`; see rehearsal/command.py."""
+"""`python -m rehearsal`; see rehearsal/rehearsal_command.py."""
 
 import signal
 import sys
 
 try:
-    from rehearsal.command import main
+    from rehearsal.rehearsal_command import main
 except KeyboardInterrupt:
     print("interrupted before it started", file=sys.stderr)
     sys.exit(130)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from sizing.catalogue.gpus import Gpu, gpus
     from sizing.catalogue.refresh import LEAST_FOR_SCORES, PriceBook
     from sizing.cli.tables import markdown_table, show_table, table_cell, table_heading
-    from sizing.fallback.decision import decide_market
-    from sizing.fallback.situation import (
+    from sizing.fallback.decision import (
         Decision,
         Market,
         Place,
         Situation,
         SpotHistory,
+        decide_market,
         observe_market,
     )
     from sizing.models.constants import Constants
@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from sizing.models.memory import gpu_memory
     from sizing.models.step_time import step_time
     from sizing.plan.checks import Findings, check_plan
-    from sizing.plan.dataset import read_manifest
-    from sizing.plan.deadline import deadline_fallback, deadline_sentence
-    from sizing.plan.plan import Plan, make_plan
+    from sizing.plan.outcomes import deadline_fallback, deadline_sentence
+    from sizing.plan.plan_inputs import Request, read_manifest
     from sizing.plan.report import plan_json, plan_line
-    from sizing.plan.request import Request
+    from sizing.plan.size_plan import Plan, make_plan
     from sizing.service_prices import IMAGE_GIB, initialization_usd
-    from sizing.spot.traces import read_spot_counts
+    from sizing.spot.interruptions import read_spot_counts
 else:
     __getattr__ = door.of(__name__)
 

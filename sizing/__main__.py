@@ -1,6 +1,6 @@
 """`python -m sizing COMMAND`: what a run needs and costs, before a cent is spent.
 
-Each command is one module of sizing/cli with HELP, add_arguments(parser) and run(arguments).
+Each command is sizing/cli/COMMAND_command.py with HELP, add_arguments(parser) and run(arguments).
 """
 
 import argparse
@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = import_module(f"sizing.cli.{name}")
+        module = import_module(f"sizing.cli.{name}_command")
         command = commands.add_parser(
             name,
             help=module.HELP,

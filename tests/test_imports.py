@@ -35,11 +35,11 @@ PLANTED = {
         "training/workloads/expansion/layout.py",
         "import training.numerics",
     ),
-    "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.plan"),
+    "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.size_plan"),
     # A type import counts as any other.
     "no circles": (
-        "sizing/plan/inputs.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sizing.plan.plan",
+        "sizing/plan/plan_inputs.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sizing.plan.size_plan",
     ),
 }
 

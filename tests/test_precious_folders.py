@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import rehearsal.command as rehearsing
+import rehearsal.rehearsal_command as rehearsing
 from operate.command import main as runs
 from rehearsal.demo import deployment
 from rehearsal.demo.deployment import DeployedStacks

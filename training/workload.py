@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from contract.errors import UserError
-from training.durable import Brought, ClassFolders, DataReport, FinishedFiles, Output, SourceFile
+from training.durable import Brought, DataReport, FinishedFiles, Output, SourceFile, copy_in_splits
 from training.numerics import drawing_from as drawing_from
 from training.numerics import shuffled
 from training.settings import Milestones as Milestones
@@ -554,7 +554,7 @@ class Workload(Generic[C]):
         sees. A workload that leaves its position in the file `contract.keys.UNFINISHED` is
         called again with an interrupted folder. By default copies files to SPLIT/CLASS/FILE.
         """
-        return ClassFolders.copy_in_splits(files, out, seed, progress)
+        return copy_in_splits(files, out, seed, progress)
 
     def import_folder(
         self, folder: Path, out: Path, seed: int, progress: Progress

@@ -39,9 +39,9 @@ def _equal(
     # Python exits with the same code if a package is missing.
     if code == Exit.FAILED and "[failed]" in log.read_text(errors="replace"):
         found[code] = "DIFFERS"
-    said = last_line(log)
-    is_lacking = said.startswith("ModuleNotFoundError")
-    return name, "skipped" if is_lacking else found.get(code, f"FAILED: {code}"), said
+    detail = last_line(log)
+    is_lacking = detail.startswith("ModuleNotFoundError")
+    return name, "skipped" if is_lacking else found.get(code, f"FAILED: {code}"), detail
 
 
 def _compared(session: Session) -> dict[str, tuple[str, str, Overrides]]:
@@ -157,6 +157,6 @@ def ladder(session: Session) -> None:
     code = session.training([*given, f"--memory-limit-mib={limit}"], log)
     path = session.folder / "ladder" / "adaptation.json"
     trials = json.loads(path.read_text())["trials"] if path.exists() else []
-    said = "; ".join(f"{'+'.join(t['rungs']) or 'as it is'}: {t['outcome']}" for t in trials)
+    detail = "; ".join(f"{'+'.join(t['rungs']) or 'as it is'}: {t['outcome']}" for t in trials)
     name = f"batches of 128 under {limit} MiB"
-    session.row(name, "finished" if code == 0 else f"FAILED: {code}", said or last_line(log))
+    session.row(name, "finished" if code == 0 else f"FAILED: {code}", detail or last_line(log))

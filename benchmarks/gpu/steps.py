@@ -144,8 +144,8 @@ def _compare(
     step, seconds = step_time(counted, gpu, Constants()), found["seconds"]
     low, high = step.seconds_low, step.seconds_high
     within = "within" if low <= seconds <= high else "OUTSIDE"
-    said = f"{step.seconds / seconds:.2f} x, {within} {low:.4f} to {high:.4f}, {step.bound_by}"
-    session.row(f"{name}: s predicted, measured", f"{step.seconds:.4f}, {seconds:.4f}", said)
+    verdict = f"{step.seconds / seconds:.2f} x, {within} {low:.4f} to {high:.4f}, {step.bound_by}"
+    session.row(f"{name}: s predicted, measured", f"{step.seconds:.4f}, {seconds:.4f}", verdict)
     if found["peak_bytes"]:
         predicted = gpu_memory(counted, Constants()).allocated
         peak = found["peak_bytes"] / _MIB

@@ -40,8 +40,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def is_damaged(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether anything is wrong or could not be measured."""
-    said = [row["value"] + row["verdict"] for row in rows if row["what"] != "not deterministic"]
-    return any(bad in text for text in said for bad in ("FAILED", "WRONG", "DIFFERS"))
+    texts = [row["value"] + row["verdict"] for row in rows if row["what"] != "not deterministic"]
+    return any(bad in text for text in texts for bad in ("FAILED", "WRONG", "DIFFERS"))
 
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:

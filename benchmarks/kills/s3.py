@@ -43,10 +43,10 @@ class Misbehaving:
             time.sleep(_SLOW_SECONDS)
         if fault == "lost before":
             return self._hang_up(environ, start)
-        answer = self._app(environ, start if fault != "lost after" else _ignore)
         if fault == "lost after":
-            b"".join(answer)  # S3 has carried out the request
+            b"".join(self._app(environ, lambda *_: None))  # S3 has carried out the request
             return self._hang_up(environ, start)
+        answer = self._app(environ, start)
         return self._cut(environ, answer) if fault == "cut body" else answer
 
     def _draw(self, environ: dict[str, Any]) -> str | None:
@@ -71,10 +71,6 @@ class Misbehaving:
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         start("500 gone", [])
         return [b""]
-
-
-def _ignore(*status: Any) -> Callable[[bytes], None]:
-    return lambda data: None
 
 
 @contextmanager

@@ -12,10 +12,9 @@ from typing import Any
 from embedded_aws.cloudformation import planning
 from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.errors import CloudFormationError, no_such_stack
-from embedded_aws.cloudformation.operation import StackOperation
+from embedded_aws.cloudformation.operation import Provisioner, StackOperation
 from embedded_aws.cloudformation.parameters import check_rules, decide_parameters
 from embedded_aws.cloudformation.planning import Prediction
-from embedded_aws.cloudformation.provisioning import Provisioner
 from embedded_aws.cloudformation.records import Stack, StackPlan
 from embedded_aws.cloudformation.resource import Registry
 from embedded_aws.cloudformation.template import parse_template
@@ -25,6 +24,12 @@ _UPDATABLE = {
     "CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "CREATE_FAILED",
     "UPDATE_FAILED", "IMPORT_COMPLETE",
 }  # fmt: skip
+
+
+def not_updatable(stack: Stack) -> CloudFormationError:
+    return CloudFormationError(
+        f"Stack:{stack.id} is in {stack.status} state and can not be updated."
+    )
 
 
 class Engine:
@@ -130,9 +135,7 @@ class Engine:
         """Start an operation in the background."""
         with self.lock:
             if stack.in_progress:
-                raise CloudFormationError(
-                    f"Stack:{stack.id} is in {stack.status} state and can not be updated."
-                )
+                raise not_updatable(stack)
             stack.start_operation(status, token)
         operation = StackOperation(
             provisioner=self._provisioner(stack),
@@ -160,8 +163,8 @@ class Engine:
         plan: StackPlan,
         *,
         creating: bool,
-        token: str | None = None,
-        problems: Mapping[str, list[str]] | None = None,
+        token: str | None,
+        problems: Mapping[str, list[str]],
     ) -> None:
         """Carry out a plan in the background: a new stack's first one, or an update."""
         if not creating:
@@ -173,9 +176,7 @@ class Engine:
 
     def check_updatable(self, stack: Stack) -> None:
         if stack.status not in _UPDATABLE:
-            raise CloudFormationError(
-                f"Stack:{stack.id} is in {stack.status} state and can not be updated."
-            )
+            raise not_updatable(stack)
 
     def delete(self, stack: Stack, retained: set[str], token: str | None = None) -> None:
         if stack.termination_protection:

@@ -15,5 +15,13 @@ class ResourceFailed(ValueError):
     """A resource could not be created, updated or deleted; the message goes into its event."""
 
 
+def format_error(why: str) -> CloudFormationError:
+    return CloudFormationError(f"Template format error: {why}")
+
+
+def template_error(why: str) -> CloudFormationError:
+    return CloudFormationError(f"Template error: {why}")
+
+
 def no_such_stack(name: str) -> CloudFormationError:
     return CloudFormationError(f"Stack with id {name} does not exist")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from embedded_aws.cloudformation.errors import CloudFormationError
+from embedded_aws.cloudformation.errors import format_error, template_error
 
 NO_VALUE = object()
 _PLACEHOLDER = re.compile(r"\$\{([^!][^}]*)\}")
@@ -61,9 +61,7 @@ class Expressions:
                 if name in FUNCTIONS:
                     return FUNCTIONS[name](self, argument)
                 if name.startswith("Fn::"):
-                    raise CloudFormationError(
-                        f"Template error: unsupported intrinsic function {name}"
-                    )
+                    raise template_error(f"unsupported intrinsic function {name}")
             items = {key: self.value(item) for key, item in node.items()}
             return {key: item for key, item in items.items() if item is not NO_VALUE}
         if isinstance(node, list):
@@ -75,9 +73,7 @@ class Expressions:
     def condition(self, name: str) -> bool:
         """Evaluate a named condition, once."""
         if name not in self.conditions:
-            raise CloudFormationError(
-                f"Template format error: Unresolved condition dependency {name}"
-            )
+            raise format_error(f"Unresolved condition dependency {name}")
         if name not in self._known_conditions:
             self._known_conditions[name] = truth(self.value(self.conditions[name]))
         return self._known_conditions[name]
@@ -95,7 +91,7 @@ def scalar(value: Any) -> str:
 
 
 def _unresolved(name: str) -> str:
-    raise CloudFormationError(f"Template error: unresolved reference to {name}")
+    raise template_error(f"unresolved reference to {name}")
 
 
 def _ref(expressions: Expressions, name: str) -> Any:
@@ -117,9 +113,7 @@ def _join(expressions: Expressions, argument: Any) -> Any:
     if isinstance(values, Unknown):
         return values
     if not isinstance(values, list):
-        raise CloudFormationError(
-            "Template error: every Fn::Join object requires a list of strings"
-        )
+        raise template_error("every Fn::Join object requires a list of strings")
     text = delimiter.join(scalar(item) for item in values)
     return Unknown(text) if has_unknown(values) else expressions.value(text)
 
@@ -152,8 +146,8 @@ def _select(expressions: Expressions, argument: Any) -> Any:
     try:
         return items[int(index)]
     except (IndexError, ValueError) as error:
-        raise CloudFormationError(
-            f"Template error: Fn::Select cannot select nonexistent value at index {index}"
+        raise template_error(
+            f"Fn::Select cannot select nonexistent value at index {index}"
         ) from error
 
 
@@ -174,9 +168,7 @@ def _find_in_map(expressions: Expressions, argument: Any) -> Any:
     except KeyError as error:
         if len(argument) > 3 and "DefaultValue" in argument[3]:
             return expressions.value(argument[3]["DefaultValue"])
-        raise CloudFormationError(
-            f"Template error: Unable to get mapping for {name}::{top}::{second}"
-        ) from error
+        raise template_error(f"Unable to get mapping for {name}::{top}::{second}") from error
 
 
 def _import_value(expressions: Expressions, argument: Any) -> Any:
@@ -209,18 +201,6 @@ def _equals(expressions: Expressions, argument: Any) -> bool:
     return scalar(left) == scalar(right)
 
 
-def _not(expressions: Expressions, argument: Any) -> bool:
-    return not truth(expressions.value(argument[0]))
-
-
-def _and(expressions: Expressions, argument: Any) -> bool:
-    return all(truth(expressions.value(item)) for item in argument)
-
-
-def _or(expressions: Expressions, argument: Any) -> bool:
-    return any(truth(expressions.value(item)) for item in argument)
-
-
 def _contains(expressions: Expressions, argument: Any) -> bool:
     items, wanted = expressions.value(argument)
     return scalar(wanted) in [scalar(item) for item in items]
@@ -248,8 +228,8 @@ FUNCTIONS: dict[str, Callable[[Expressions, Any], Any]] = {
     "Fn::Cidr": _cidr,
     "Fn::GetAZs": lambda expressions, _: list(expressions.zones()),
     "Fn::Equals": _equals,
-    "Fn::Not": _not,
-    "Fn::And": _and,
-    "Fn::Or": _or,
+    "Fn::Not": lambda expressions, argument: not truth(expressions.value(argument[0])),
+    "Fn::And": lambda expressions, items: all(truth(expressions.value(item)) for item in items),
+    "Fn::Or": lambda expressions, items: any(truth(expressions.value(item)) for item in items),
     "Fn::Contains": _contains,
 }

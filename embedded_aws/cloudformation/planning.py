@@ -9,7 +9,7 @@ from typing import Any
 
 from embedded_aws.cloudformation import schema
 from embedded_aws.cloudformation.account import RegionalAccount
-from embedded_aws.cloudformation.errors import CloudFormationError
+from embedded_aws.cloudformation.errors import CloudFormationError, format_error, template_error
 from embedded_aws.cloudformation.intrinsics import Expressions, Unknown, has_unknown
 from embedded_aws.cloudformation.records import Stack, StackPlan, StackResource
 from embedded_aws.cloudformation.resource import Registry
@@ -31,22 +31,19 @@ def check_types(template: Template, registry: Registry) -> None:
     types = {resource["Type"] for resource in template.resources.values()}
     unknown = sorted(name for name in types if schema.schema_of(name) is None)
     if unknown:
-        raise CloudFormationError(
-            f"Template format error: Unrecognized resource types: [{', '.join(unknown)}]"
-        )
+        raise format_error(f"Unrecognized resource types: [{', '.join(unknown)}]")
     unsupported = sorted(types - set(registry))
     if unsupported:
-        raise CloudFormationError(
-            f"Template format error: Unrecognized resource types: [{', '.join(unsupported)}] (they "
+        raise format_error(
+            f"Unrecognized resource types: [{', '.join(unsupported)}] (they "
             "exist on AWS, but the embedded AWS cannot create them; see "
             "embedded_aws/cloudformation/resources)"
         )
     for name, attribute in references(dict(template.content)):
         resource = template.resources.get(name)
         if resource and attribute and attribute not in schema.attributes_of(resource["Type"]):
-            raise CloudFormationError(
-                f"Template error: resource {name} does not support attribute type {attribute} "
-                "in Fn::GetAtt"
+            raise template_error(
+                f"resource {name} does not support attribute type {attribute} in Fn::GetAtt"
             )
 
 
@@ -96,9 +93,7 @@ def _dynamic(account: RegionalAccount, plan: StackPlan, reference: str) -> str:
     """Return the value of a dynamic reference, which is read once for each plan."""
     service, _, name = reference.partition(":")
     if service != "ssm" or ":" in name:
-        raise CloudFormationError(
-            f"Template error: the embedded AWS does not resolve {{{{resolve:{reference}}}}}"
-        )
+        raise template_error(f"the embedded AWS does not resolve {{{{resolve:{reference}}}}}")
     if reference not in plan.references:
         found = account.read_ssm([name])
         if name not in found:

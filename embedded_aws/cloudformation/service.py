@@ -1,6 +1,7 @@
 """CloudFormation's operations: each reads a request, calls the engine and returns a response."""
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from embedded_aws.cloudformation.engine import Engine
@@ -10,6 +11,7 @@ from embedded_aws.cloudformation.template import parse_template
 
 Request = dict[str, Any]
 Response = dict[str, Any]
+Problems = Mapping[str, list[str]]
 
 NO_CHANGES = (
     "The submitted information didn't contain changes. Submit different information to create a "
@@ -40,14 +42,7 @@ class CloudFormation:
         stack = self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
         stack.termination_protection = bool(request.get("EnableTerminationProtection"))
         stack.on_failure = request.get("OnFailure", "ROLLBACK")
-        self.engine.carry_out(
-            stack,
-            plan,
-            creating=True,
-            token=request.get("ClientRequestToken"),
-            problems=prediction.problems,
-        )
-        return {"StackId": stack.id}
+        return self._carry_out(request, stack, plan, prediction.problems, creating=True)
 
     def update_stack(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
@@ -56,13 +51,13 @@ class CloudFormation:
         prediction = self.engine.predict(stack, plan)
         if self.engine.is_unchanged(stack, plan, prediction):
             raise CloudFormationError("No updates are to be performed.")
-        self.engine.carry_out(
-            stack,
-            plan,
-            creating=False,
-            token=request.get("ClientRequestToken"),
-            problems=prediction.problems,
-        )
+        return self._carry_out(request, stack, plan, prediction.problems, creating=False)
+
+    def _carry_out(
+        self, request: Request, stack: Stack, plan: StackPlan, problems: Problems, *, creating: bool
+    ) -> Response:
+        token = request.get("ClientRequestToken")
+        self.engine.carry_out(stack, plan, creating=creating, token=token, problems=problems)
         return {"StackId": stack.id}
 
     def delete_stack(self, request: Request) -> None:
@@ -185,12 +180,8 @@ class CloudFormation:
             stack.on_failure = change_set.on_stack_failure
         # Executing one change set makes the others obsolete.
         stack.change_sets.clear()
-        self.engine.carry_out(
-            stack,
-            change_set.plan,
-            creating=change_set.type == "CREATE",
-            token=request.get("ClientRequestToken"),
-        )
+        is_new = change_set.type == "CREATE"
+        self._carry_out(request, stack, change_set.plan, {}, creating=is_new)
         return {}
 
     def delete_change_set(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from embedded_aws.cloudformation.errors import CloudFormationError
+from embedded_aws.cloudformation.errors import CloudFormationError, format_error
 from embedded_aws.cloudformation.intrinsics import Expressions
 
 SIZE_LIMIT = 1_000_000
@@ -65,13 +65,11 @@ def parse_template(body: str) -> Template:
     if len(body.encode()) > SIZE_LIMIT:
         raise CloudFormationError(f"Template may not exceed {SIZE_LIMIT} bytes in size.")
     try:
-        content = json.loads(body) if body.lstrip().startswith("{") else _load_yaml(body)
+        content = json.loads(body) if body.lstrip().startswith("{") else yaml.load(body, _Loader)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise CloudFormationError(
-            f"Template format error: {type(error).__name__}: {error}"
-        ) from error
+        raise format_error(f"{type(error).__name__}: {error}") from error
     if not isinstance(content, dict):
-        raise CloudFormationError("Template format error: unsupported structure.")
+        raise format_error("unsupported structure.")
     unknown = sorted(set(content) - SECTIONS)
     if unknown:
         raise CloudFormationError(f"Invalid template property or properties [{', '.join(unknown)}]")
@@ -80,12 +78,10 @@ def parse_template(body: str) -> Template:
             "The embedded AWS does not run Transforms; deploy a template without one"
         )
     if not content.get("Resources"):
-        raise CloudFormationError(
-            "Template format error: At least one Resources member must be defined."
-        )
+        raise format_error("At least one Resources member must be defined.")
     if len(content["Resources"]) > RESOURCE_LIMIT:
-        raise CloudFormationError(
-            f"Template format error: Number of resources, {len(content['Resources'])}, is greater "
+        raise format_error(
+            f"Number of resources, {len(content['Resources'])}, is greater "
             f"than maximum allowed, {RESOURCE_LIMIT}"
         )
     template = Template(body=body, content=content)
@@ -132,13 +128,10 @@ def dependencies(resource: Mapping[str, Any]) -> set[str]:
 
 def _check_resource(name: str, resource: Any) -> None:
     if not re.fullmatch(r"[A-Za-z0-9]+", name):
-        raise CloudFormationError(
-            f"Template format error: Resource name {name} is non alphanumeric."
-        )
+        raise format_error(f"Resource name {name} is non alphanumeric.")
     if not isinstance(resource, dict) or not isinstance(resource.get("Type"), str):
-        raise CloudFormationError(
-            f"Template format error: [/Resources/{name}] Every Resources object must contain "
-            "a Type member."
+        raise format_error(
+            f"[/Resources/{name}] Every Resources object must contain a Type member."
         )
     unknown = sorted(set(resource) - RESOURCE_KEYS)
     if unknown:
@@ -153,8 +146,8 @@ def _check_references(template: Template) -> None:
         if section == "Resources":
             named = named.union(*needs.values())
         if missing := sorted(named - known):
-            raise CloudFormationError(
-                f"Template format error: Unresolved resource dependencies [{', '.join(missing)}] "
+            raise format_error(
+                f"Unresolved resource dependencies [{', '.join(missing)}] "
                 f"in the {section} block of the template"
             )
     graph = {name: each & set(template.resources) for name, each in needs.items()}
@@ -187,7 +180,3 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-
-
-def _load_yaml(body: str) -> Any:
-    return yaml.load(body, Loader=_Loader)

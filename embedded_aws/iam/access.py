@@ -24,13 +24,14 @@ from moto.sns.models import sns_backends
 from moto.sts.models import AssumedRole
 
 from embedded_aws.cloudformation.records import Stack, StackResource
-from embedded_aws.iam.conditions import WORDS, Keys
 from embedded_aws.iam.evaluation import (
     BOUNDARY,
     IDENTITY,
     RESOURCE,
+    WORDS,
     ApiCall,
     Caller,
+    Keys,
     PolicyDocument,
     Ruling,
     Statement,

@@ -16,8 +16,7 @@ from moto.core.request import Request
 from moto.core.routing import get_service_router
 from werkzeug.exceptions import NotFound
 
-from embedded_aws.iam.conditions import WORDS
-from embedded_aws.iam.evaluation import ApiCall
+from embedded_aws.iam.evaluation import WORDS, ApiCall
 
 _S3_HEADERS = {"HTTP_IF_MATCH": "s3:if-match", "HTTP_IF_NONE_MATCH": "s3:if-none-match"}
 

@@ -14,14 +14,22 @@ from urllib.parse import parse_qs
 from moto.iam.models import iam_backends
 from moto.sts.models import AssumedRole, sts_backends
 
-from embedded_aws.iam.conditions import Keys
-from embedded_aws.iam.evaluation import Caller
+from embedded_aws.iam.evaluation import Caller, Keys
 
 # A condition key that only instances' requests have.
 INSTANCE_KEY = "ec2:sourceinstancearn"
 # Lambda adds this one to a function's requests, which distinguishes them from the machines'.
 FUNCTION_KEY = "lambda:sourcefunctionarn"
 NOBODY = Caller(arn="*", kind="Anonymous")
+
+
+def variables_of(session: AssumedRole) -> dict[str, str]:
+    """Return a session's credentials as the variables that SDKs read."""
+    return {
+        "AWS_ACCESS_KEY_ID": session.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": session.secret_access_key,
+        "AWS_SESSION_TOKEN": session.session_token,
+    }
 
 
 class Sessions:

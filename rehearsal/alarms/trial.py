@@ -1,15 +1,154 @@
-"""Tries every alarm of a synthesized template on every scenario: `python -m rehearsal alarms`."""
+"""Tries every alarm of a synthesized template on healthy runs and faults: `rehearsal alarms`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
 from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
-from rehearsal.alarms.scenarios import FAULTS, HEALTHY, Scenario
 from rehearsal.alarms.streams import MINUTE, AgentReadings, Stream
+
+Scenario = Callable[[Stream], None]
+HOUR = 60
+
+
+def good_run(stream: Stream) -> None:
+    stream.boot()
+    stream.train(40, steps=1, kind="prepare")
+    stream.train(3 * HOUR)
+    with stream.changed(utilization=0.8 * stream.readings.utilization):
+        stream.train(10, steps=0)
+    stream.train(1, steps=1, kind="evaluation")
+    stream.train(HOUR)
+
+
+def _loses_its_instance(
+    minutes: int, *, commits: bool | None, first: int = 2 * HOUR, then: int = HOUR
+) -> Scenario:
+    """Return a scenario in which an instance is lost for some minutes; None: without a notice."""
+
+    def scenario(stream: Stream) -> None:
+        stream.begin(first)
+        if commits is not None:
+            stream.notice(commits=commits)
+        stream.without_instance(minutes)
+        if then:
+            stream.begin(then)
+
+    return scenario
+
+
+interruption = _loses_its_instance(12, commits=True, then=2 * HOUR)
+no_notice = _loses_its_instance(5, commits=None)
+unsaved = _loses_its_instance(5, commits=False, first=2 * HOUR + 7)
+no_capacity = _loses_its_instance(HOUR, commits=True, first=HOUR, then=0)
+
+
+def waits_for_its_dataset(stream: Stream) -> None:
+    stream.boot(30)
+    with stream.changed(exceeded_percent=40):
+        stream.boot(30)
+    stream.train(HOUR)
+
+
+def after_the_end(stream: Stream) -> None:
+    stream.begin(2 * HOUR)
+    stream.target = 0
+    stream.without_instance(6 * HOUR)
+
+
+def without_its_fleet(stream: Stream) -> None:
+    stream.begin(2 * HOUR)
+    stream.without_fleet(3 * HOUR)
+
+
+def _program(minutes: int, *, steps: int, commits: bool = False) -> Scenario:
+    """Return a scenario of a program that reports only once in so many minutes."""
+
+    def scenario(stream: Stream) -> None:
+        stream.is_program = True
+        stream.boot()
+        for _ in range(6):
+            stream.train(minutes, steps=0)
+            stream.train(1, steps=steps, commits=commits)
+
+    return scenario
+
+
+def _slowed(share: float, *, steps: int, **readings: float) -> Scenario:
+    """Return a fault in which the GPU is busy for only a share of its usual time."""
+
+    def scenario(stream: Stream) -> None:
+        stream.boot()
+        with stream.changed(utilization=share * stream.readings.utilization, **readings):
+            stream.train(2 * HOUR, steps=steps)
+
+    return scenario
+
+
+def _one_hour_in(*, steps: int = 10, **readings: float) -> Scenario:
+    """Return a fault that changes the agent's readings after an hour of training."""
+
+    def scenario(stream: Stream) -> None:
+        stream.begin(HOUR)
+        with stream.changed(**readings):
+            stream.train(HOUR, steps=steps)
+
+    return scenario
+
+
+def _after_an_hour(hours: int = 1, **changes: int) -> Scenario:
+    """Return a fault that changes the stream itself after an hour of training."""
+
+    def scenario(stream: Stream) -> None:
+        stream.begin(HOUR)
+        for name, value in changes.items():
+            setattr(stream, name, value)
+        stream.train(hours * HOUR)
+
+    return scenario
+
+
+# By what happens in it.
+HEALTHY: Mapping[str, Scenario] = {
+    "boots, prepares features, trains, evaluates, finishes": good_run,
+    "loses its instance with a notice, waits 12 minutes, resumes elsewhere": interruption,
+    "loses its instance without a notice": no_notice,
+    "waits 30 minutes for a dataset, then syncs it for 30": waits_for_its_dataset,
+    "finishes; the fleet stays at zero": after_the_end,
+    "finishes; its fleet is deleted": without_its_fleet,
+    "a program that reports no steps but saves": _program(20, steps=0, commits=True),
+    "a program that reports its loss every 40 minutes and saves then": _program(40, steps=1),
+}
+# By the alarm's construct id, which follows "Alarms" in its logical id: what happens, and how.
+FAULTS: Mapping[str, tuple[str, Scenario]] = {
+    "GpuUtilizationLow": ("data arrives at a tenth of the pace", _slowed(0.1, steps=1)),
+    "GpuMemoryNearlyFull": ("GPU memory fills up", _one_hour_in(memory_percent=97)),
+    "GpuHot": ("the card's cooling fails", _one_hour_in(celsius=90)),
+    "StepsStandStill": (
+        "a collective hangs, the GPU spins",
+        _one_hour_in(steps=0, utilization=100),
+    ),
+    "CommitTooOld": (
+        "training continues, but no commit succeeds",
+        _after_an_hour(3, commit_every=0),
+    ),
+    "NoticeWithoutCommit": ("a notice comes, and there is no time to save", unsaved),
+    "DiskNearlyFull": ("the data volume fills up", _one_hour_in(disk_percent=93)),
+    "EbsThroughputExceeded": (
+        "training reads more than EBS sustains",
+        _slowed(0.65, steps=5, exceeded_percent=80),
+    ),
+    "FleetBelowTarget": ("an hour without Spot capacity", no_capacity),
+    "GuardErrors": ("the Guard raises an error at every call", _after_an_hour(guard_fails=True)),
+    "GuardSilent": (
+        "the Guard's clock is disabled; only other instances' events wake it",
+        _after_an_hour(clock_runs=False),
+    ),
+}
+
 
 # After its end, a scenario continues with only the Guard for as long as any alarm looks back.
 EXTRA_MINUTES = 60
@@ -41,7 +180,7 @@ def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
             continue
         name = re.sub(r"^Alarms|[0-9A-F]{8}$", "", logical_id)
         if name not in FAULTS:
-            raise ValueError(f"alarm {name} has no fault in rehearsal/alarms/scenarios.py; add one")
+            raise ValueError(f"alarm {name} has no fault in rehearsal/alarms/trial.py; add one")
         found[name] = Alarm.from_properties(name, resource["Properties"])
     return found
 

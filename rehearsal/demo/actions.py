@@ -32,7 +32,7 @@ _NEEDED = {"capacity": "capacity", "execute": "command", "operate": "command", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """Observations that tell whether an action is due; `line` and `log` are of one machine."""
+    """Observations that decide whether an action is due; `line` and `log` are of one machine."""
 
     line: Mapping[str, Any] = field(default_factory=dict)  # its latest metrics line
     log: Sequence[str] = ()
@@ -164,14 +164,14 @@ class SeenInterruption:
 class RehearsedRun:
     """A run and its planned actions; `step` carries out the one that is due and returns at once.
 
-    `files` are what the run publishes. `tell` gets a line before each action; `do` carries out
+    `files` are what the run publishes. `say` gets a line before each action; `do` carries out
     those that do more than interrupt.
     """
 
     fleet: Fleet
     files: Files
     plan: Sequence[Action]
-    tell: Callable[[str], None] = lambda _: None
+    say: Callable[[str], None] = lambda _: None
     do: Callable[[Action, MachineLife | None], None] | None = None
     started: float = field(default_factory=time.monotonic)
     done: int = 0
@@ -197,7 +197,7 @@ class RehearsedRun:
         for machine in candidates or ([] if action.is_to_machine else [None]):
             if action.is_due(self._seen(machine, is_over=is_over)):
                 self.done += 1
-                self.tell(f"{action.do} at {action.at}")
+                self.say(f"{action.do} at {action.at}")
                 if machine is not None and action.do in INTERRUPTIONS:
                     self._interrupt(action, machine)
                 elif self.do is not None:

@@ -190,11 +190,11 @@ def embedded_stacks(
     *,
     is_nspawn: bool,
     say: Callable[[str], None],
-    told: Callable[[str], None] | None = None,
+    output: Callable[[str], None] | None = None,
 ) -> Iterator[DeployedStacks]:
     """Start an embedded AWS for the stacks, with its files in `out`.
 
-    The output of programs goes to `told`, by default to cdk.log.
+    The output of programs goes to `output`, by default to cdk.log.
     """
     folder = (REPOSITORY / out).resolve()
 
@@ -212,7 +212,7 @@ def embedded_stacks(
         aws = stack.enter_context(EmbeddedAws(spot_usd=spot_usd))
         environment = child_environment(aws)
         children = stack.enter_context(
-            Children(say=told or keep, environment=environment, folder=REPOSITORY)
+            Children(say=output or keep, environment=environment, folder=REPOSITORY)
         )
         nspawn = None
         if image is not None:

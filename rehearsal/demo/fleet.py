@@ -23,6 +23,7 @@ FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # How long EC2 waits for an operating system to shut down is undocumented; it is some minutes.
 _SHUTDOWN_SECONDS = 60.0
 _TERMINATED = "terminated by an API call"
+_STATE_CHANGE = "EC2 Instance State-change Notification"
 POLL_SECONDS = 0.2
 # A machine that boots an instance's user data: a process tree, or a container.
 BootableMachine: TypeAlias = ProcessMachine | NspawnMachine
@@ -130,7 +131,7 @@ class Fleet:
         self,
         is_over: Callable[[], bool],
         *,
-        tell: Callable[[str], None],
+        relay: Callable[[str], None],
         tick_seconds: float,
         timeout_seconds: float,
         logs: Path,
@@ -143,7 +144,7 @@ class Fleet:
             for life in self.lives.values():
                 lines = life.machine.log_lines()
                 for line in lines[life.lines_relayed :]:
-                    tell(f"{life.instance.id}: {line}")
+                    relay(f"{life.instance.id}: {line}")
                 life.lines_relayed = len(lines)
             if is_over():
                 return
@@ -195,10 +196,8 @@ class Fleet:
 
     def rebalance(self, life: MachineLife) -> None:
         """Send a rebalance recommendation: EC2 may take the instance back some day, or never."""
-        life.machine.rebalance()
-        self.bus.publish(
-            "aws.ec2", "EC2 Instance Rebalance Recommendation", {"instance-id": life.instance.id}
-        )
+        life.machine.metadata.rebalance()
+        self._ec2_event("EC2 Instance Rebalance Recommendation", life.instance.id)
 
     def close(self) -> None:
         """Kill every machine at once."""
@@ -251,7 +250,7 @@ class Fleet:
         where = f"{instance.type} in {instance.zone}, {instance.market}"
         self.say(f"{instance_id} {where}, is booting its user data")
         self._fleet_event(instance, "launched")
-        self._state_event(instance_id, "running")
+        self._ec2_event(_STATE_CHANGE, instance_id, {"state": "running"})
 
     def _template_user_data(self, fleet_id: str) -> bytes:
         ec2 = self.aws.client("ec2")
@@ -267,12 +266,9 @@ class Fleet:
         seconds = self.aws.capacity.notice_seconds
         life.reason = reason
         life.ends_at = time.monotonic() + seconds
-        life.machine.notice(seconds)
-        self.bus.publish(
-            "aws.ec2",
-            "EC2 Spot Instance Interruption Warning",
-            {"instance-id": life.instance.id, "instance-action": "terminate"},
-        )
+        life.machine.metadata.notice(seconds)
+        detail = {"instance-action": "terminate"}
+        self._ec2_event("EC2 Spot Instance Interruption Warning", life.instance.id, detail)
         self.say(f"{life.instance.id} {reason}: {seconds:g} s left")
 
     def _power_off(self, life: MachineLife) -> None:
@@ -282,7 +278,7 @@ class Fleet:
         self.aws.power_off(life.instance.id)
         self.say(f"{life.instance.id} is gone ({life.reason}): {killed}")
         self._fleet_event(life.instance, "terminated")
-        self._state_event(life.instance.id, "terminated")
+        self._ec2_event(_STATE_CHANGE, life.instance.id, {"state": "terminated"})
 
     def _fleet_event(self, instance: RehearsedInstance, kind: str) -> None:
         fleet_id, aws = instance.tags[FLEET_TAG], self.aws
@@ -293,9 +289,7 @@ class Fleet:
             [f"arn:aws:ec2:{aws.region}:{aws.account}:spot-fleet-request/{fleet_id}"],
         )
 
-    def _state_event(self, instance_id: str, state: str) -> None:
-        self.bus.publish(
-            "aws.ec2",
-            "EC2 Instance State-change Notification",
-            {"instance-id": instance_id, "state": state},
-        )
+    def _ec2_event(
+        self, kind: str, instance_id: str, more: Mapping[str, str] | None = None
+    ) -> None:
+        self.bus.publish("aws.ec2", kind, {"instance-id": instance_id, **(more or {})})

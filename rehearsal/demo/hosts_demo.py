@@ -61,7 +61,7 @@ class HostsDemo(Demo):
                     if self._is_new:
                         self._first.setdefault(sum(job.num_starts for job in jobs), time.time())
             self._look(jobs[-1], run)
-            if jobs[-1].status == "Failed" and jobs[-1].told == "loss":
+            if jobs[-1].status == "Failed" and jobs[-1].ending == "loss":
                 jobs.append(self._submit(run))
             return jobs[-1].is_over
 
@@ -106,17 +106,17 @@ class HostsDemo(Demo):
     def _look(self, job: TrainingJob, run: BucketFiles) -> None:
         """Relay the logs, do what is due, watch for the commit after a notice."""
         for host in job.network.hosts if job.network else ():
-            said, of = job.log(host), (job.name, host)
-            heard, self._relayed[of] = self._relayed.get(of, 0), said.rfind("\n") + 1
-            for line in said[heard : self._relayed[of]].splitlines():
+            text, of = job.log(host), (job.name, host)
+            start, self._relayed[of] = self._relayed.get(of, 0), text.rfind("\n") + 1
+            for line in text[start : self._relayed[of]].splitlines():
                 self.log.hear(f"{host}: {line}")
         last = self.interruptions[-1] if self.interruptions else {}
-        if last.get("notice") and last["notice_to_commit_seconds"] is None and job.told:
+        if last.get("notice") and last["notice_to_commit_seconds"] is None and job.ending:
             head = read_json(run, HEAD)
             if head is not None and is_safe(head, {}):
                 last["notice_to_commit_seconds"] = round(time.monotonic() - self._acted, 3)
         number = len(self.interruptions)
-        may_act = number < len(self.plan) and job.containers and not job.told and self._is_new
+        may_act = number < len(self.plan) and job.containers and not job.ending and self._is_new
         if may_act and self.plan[number].is_due(Seen(line=self._latest)):
             self._interrupt(job, self.plan[number])
 

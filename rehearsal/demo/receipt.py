@@ -22,6 +22,11 @@ from sizing import catalogue
 Curves: TypeAlias = dict[str, tuple[list[Line], list[Line]]]
 
 
+# Facts of a program's own receipt.
+_OF_A_PROGRAM = ("program", "steps", "steps_redone", "seconds_lost", "snapshots")
+_FILES = ("final_files", "checkpoint_files")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
     """The facts from which a receipt is made."""
@@ -237,20 +242,14 @@ def _program_facts(
             {"what": what, **_seen(each), "steps_redone": redone, "seconds_lost": lost}
         )
     return {
-        "program": ours["program"],
-        "steps": ours["steps"],
-        "steps_redone": ours["steps_redone"],
-        "seconds_lost": ours["seconds_lost"],
-        "snapshots": ours["snapshots"],
+        **{name: ours[name] for name in _OF_A_PROGRAM},
         "interruption_list": interruptions,
         "last_metrics": ours["stages"]["program"],
         "uninterrupted_last_metrics": theirs["stages"]["program"],
         "losses": _losses(rehearsed.run.files),
         "uninterrupted_losses": _losses(rehearsed.reference),
-        "final_files": ours["final_files"],
-        "uninterrupted_final_files": theirs["final_files"],
-        "checkpoint_files": ours["checkpoint_files"],
-        "uninterrupted_checkpoint_files": theirs["checkpoint_files"],
+        **{name: ours[name] for name in _FILES},
+        **{f"uninterrupted_{name}": theirs[name] for name in _FILES},
     }
 
 

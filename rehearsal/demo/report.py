@@ -173,22 +173,25 @@ def _result_of(receipt: Mapping[str, Any], run: str = "") -> tuple[Line, Line]:
     names no steps, the losses are the last ones by name.
     """
     files = {**receipt[f"{run}final_files"], **receipt.get(f"{run}checkpoint_files", {})}
-    told = {line["step"]: line["loss"] for line in receipt.get(f"{run}losses", ())}
+    reported = {line["step"]: line["loss"] for line in receipt.get(f"{run}losses", ())}
     last = receipt[f"{run}last_metrics"].items()
-    return files, told or {name: value for name, value in last if "loss" in name}
+    return files, reported or {name: value for name, value in last if "loss" in name}
 
 
 def _equality(receipt: Mapping[str, Any]) -> str:
     """Say what of a program's result was compared with the uninterrupted run's, and what not."""
     (files, ours), (others, theirs) = _result_of(receipt), _result_of(receipt, "uninterrupted_")
-    equal_files, said = _compared("files", files, others, sorted({**files, **others}))
-    equal_losses, told = _compared("reported losses", ours, theirs, sorted({*ours} & {*theirs}))
+    equal_files, of_files = _compared("files", files, others, sorted({**files, **others}))
+    equal_losses, losses = _compared("reported losses", ours, theirs, sorted({*ours} & {*theirs}))
     if False not in (equal_files, equal_losses):
-        return f"{'yes' if equal_files else 'not compared'}; {said}; {told}"
-    if equal_losses:
-        return f"no: a saved file's bytes may differ although its tensors are equal; {said}; {told}"
-    why = "this program's result depends on its interruptions; a workload's does not"
-    return f"no: {why} (docs/your-program.md); {said}; {told}"
+        return f"{'yes' if equal_files else 'not compared'}; {of_files}; {losses}"
+    why = (
+        "a saved file's bytes may differ although its tensors are equal"
+        if equal_losses
+        else "this program's result depends on its interruptions; a workload's does not "
+        "(docs/your-program.md)"
+    )
+    return f"no: {why}; {of_files}; {losses}"
 
 
 def _compared(what: str, ours: Line, theirs: Line, keys: Sequence[Any]) -> tuple[bool | None, str]:

@@ -59,18 +59,18 @@ class DrillRun:
             variables=self.drill.guard,
             invokes=self.drill.guard_is_invoked,
         )
-        fleet = self.stacks.fleet(bus, self._machine, self._tell)
+        fleet = self.stacks.fleet(bus, self._machine, self._announce)
         self._run = RehearsedRun(
             fleet=fleet,
             files=self.stacks.run_files(),
             plan=self.drill.actions,
-            tell=self._tell,
+            say=self._announce,
             do=self._do,
         )
         try:
             fleet.follow(
                 self._step,
-                tell=self.log,
+                relay=self.log,
                 tick_seconds=_TICK_SECONDS,
                 timeout_seconds=self.drill.timeout_seconds,
                 logs=self.folder / "machines",
@@ -115,7 +115,7 @@ class DrillRun:
             # Keep stepping the fleet: CloudFormation waits for machines that it shuts down.
             assembly = self._assembly(self.run.done)
             self.stacks.deploy(assembly, self.stacks.training, meanwhile=fleet.step)
-            fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._tell).id
+            fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._announce).id
 
     def _assembly(self, number: int) -> Path:
         return self.folder / f"cdk.out-{number}"
@@ -138,7 +138,7 @@ class DrillRun:
             replace(quirks, environment=environment),
         )
 
-    def _tell(self, text: str) -> None:
+    def _announce(self, text: str) -> None:
         self.say(f"{self.drill.name}: {text}")
         self.log(text)
 
@@ -167,7 +167,7 @@ def judge(
     is_equal = expect.ends == EQUAL
     faults = _equality(files, reference, head) if is_equal else _failure(head, events)
     for pattern in expect.events:
-        if not any(re.search(pattern, told(event)) for event in events):
+        if not any(re.search(pattern, event_text(event)) for event in events):
             faults.append(f"no event matches {pattern!r}")
     markets = tuple(life.instance.market for life in lives)
     attempts = (read_json(files, RECEIPT) or {}).get("machines", [])
@@ -213,7 +213,7 @@ def _is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
     return is_bad and bool(event.get("message"))
 
 
-def told(event: Mapping[str, Any]) -> str:
+def event_text(event: Mapping[str, Any]) -> str:
     """Return an event's text for patterns: its name, its message, and quotes of other events."""
     return " ".join([f"{event.get('name')}: {event.get('message', '')}", *event.get("said", [])])
 

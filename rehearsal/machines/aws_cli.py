@@ -23,13 +23,13 @@ _KILLED = 128 + signal.SIGKILL
 
 def call(arguments: list[str]) -> int:
     """Have the CLI run in a fork; return its exit status."""
-    said = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
+    request = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
     # A relative path: the address of a Unix socket is limited to about 100 characters.
     os.chdir(os.environ["MACHINE_ROOT"] + "/run")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(SOCKET)
-        socket.send_fds(connection, [b"%8d" % len(said)], _STANDARD)
-        connection.sendall(said)
+        socket.send_fds(connection, [b"%8d" % len(request)], _STANDARD)
+        connection.sendall(request)
         return (connection.recv(1) or bytes([_KILLED]))[0]
 
 

@@ -22,7 +22,7 @@ def run(
     return done.stdout
 
 
-def failure(command: Sequence[str], status: int, said: str) -> CommandFailed:
+def failure(command: Sequence[str], status: int, output: str) -> CommandFailed:
     """Return the error of a command that ended with this status."""
-    text = f"`{' '.join(command)}` ended with status {status}: {said.strip()}"
+    text = f"`{' '.join(command)}` ended with status {status}: {output.strip()}"
     return CommandFailed(text)

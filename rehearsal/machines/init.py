@@ -18,8 +18,15 @@ from typing import Any
 
 from rehearsal.machines import aws_cli
 from rehearsal.machines.processes import kill_processes, reap_orphans
-from rehearsal.machines.services import ServiceError, SystemdService, kill_group
-from rehearsal.machines.units import UnitError, load_units, stop_order
+from rehearsal.machines.services import (
+    ServiceError,
+    SystemdService,
+    UnitError,
+    kill_group,
+    load_units,
+    spawn,
+    stop_order,
+)
 
 SOCKET = "systemd.socket"
 UNITS = "etc/systemd/system"
@@ -157,15 +164,8 @@ class Init:
 
     async def _execute(self, command: Sequence[str], writer: asyncio.StreamWriter) -> None:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self.root,
-                env=dict(self.environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                process_group=0,
-            )
+            pipe = asyncio.subprocess.PIPE
+            process = await spawn(command, self.root, self.environment, pipe)
         except OSError as error:
             reply = {"status": 127, "output": "", "error": str(error)}
         else:
@@ -180,8 +180,8 @@ async def _outcome(process: asyncio.subprocess.Process) -> dict[str, Any]:
         kill_group(process.pid, signal.SIGKILL)
         why = f"it did not end within {EXECUTE_SECONDS:g} s"
         return {"status": await process.wait(), "output": "", "error": why}
-    said = {"output": output.decode(errors="replace"), "error": error.decode(errors="replace")}
-    return {"status": process.returncode, **said}
+    printed = {"output": output.decode(errors="replace"), "error": error.decode(errors="replace")}
+    return {"status": process.returncode, **printed}
 
 
 def _show(service: SystemdService, options: Mapping[str, str]) -> str:
@@ -214,15 +214,7 @@ async def boot(root: Path, environment: Mapping[str, str], rehearsal: socket.soc
     init.offer_aws_cli()
     user_data = root / "var/lib/cloud/instance/user-data.txt"
     with (root / "var/log/cloud-init-output.log").open("ab") as output:
-        await asyncio.create_subprocess_exec(
-            str(user_data),
-            cwd=root,
-            env=dict(environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            process_group=0,
-        )
+        await spawn([str(user_data)], root, environment, output)
     gone = asyncio.create_task(init.obey(rehearsal))
     waiting = [gone, asyncio.create_task(off.wait())]
     while not any(task.done() for task in waiting):

@@ -49,27 +49,9 @@ class RehearsedMachine:
         return self.folder.resolve()
 
     @property
-    def boot_log(self) -> Path:
-        """The log of the boot steps."""
-        return self.root / BOOT
-
-    @property
-    def training_log(self) -> Path:
-        """The trainer's log."""
-        return self.root / TRAINING
-
-    @property
     def metrics_file(self) -> Path:
         """The file to which the trainer appends JSON lines."""
         return self.root / "var/log/training/metrics.jsonl"
-
-    def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine will be terminated in `seconds`."""
-        self.metadata.notice(seconds)
-
-    def rebalance(self) -> None:
-        """Announce a rebalance recommendation in the metadata."""
-        self.metadata.rebalance()
 
     def log_lines(self) -> Sequence[str]:
         """Return the lines of boot and training so far, in the order in which they were read."""

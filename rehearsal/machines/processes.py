@@ -46,15 +46,11 @@ def reap_orphans() -> None:
     """Reap exited children for which nothing in this process waits."""
     for child in psutil.Process().children():
         try:
-            if child.status() == psutil.STATUS_ZOMBIE and _is_orphan(child):
+            # Processes that init started lead a process group; asyncio waits for them.
+            if child.status() == psutil.STATUS_ZOMBIE and os.getpgid(child.pid) != child.pid:
                 os.waitpid(child.pid, os.WNOHANG)
         except (psutil.NoSuchProcess, ChildProcessError):
             continue
-
-
-def _is_orphan(child: psutil.Process) -> bool:
-    # Processes that init started lead a process group; asyncio waits for them.
-    return os.getpgid(child.pid) != child.pid
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -150,12 +150,10 @@ def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:
 
 def recipes(path: Path = FOOTPRINTS_FILE) -> dict[str, list[str]]:
     """Return each workload's measured recipes."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for row in load(path):
-        names = found.setdefault(row["workload"], [])
-        if row["recipe"] not in names:
-            names.append(row["recipe"])
-    return found
+        found.setdefault(row["workload"], {})[row["recipe"]] = None
+    return {workload: list(names) for workload, names in found.items()}
 
 
 def counted_stages(

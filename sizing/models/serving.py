@@ -105,16 +105,13 @@ def _on_gpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | No
     best: dict[str, Throughput] = {}
     for base in found:
         instance = catalogue.find(base.size)
-        if instance.num_gpus == 1 and base.per_second > _rate(best.get(instance.gpu)):
+        known = best.get(instance.gpu, base)
+        if instance.num_gpus == 1 and (base is known or base.per_second > known.per_second):
             best[instance.gpu] = base
     if other.gpu in best:
         return _times(best[other.gpu], other, 1.0, "the same GPU")
     scaled = [_by_roofs(base, other) for base in best.values()]
     return min(scaled, key=lambda each: each.per_second, default=None)
-
-
-def _rate(throughput: Throughput | None) -> float:
-    return throughput.per_second if throughput else 0.0
 
 
 def _by_roofs(base: Throughput, other: InstanceType) -> Throughput:

@@ -14,10 +14,9 @@ from sizing.catalogue.prices import PRICE_REGION, UnknownPriceError
 from sizing.catalogue.sizes import trainable_by_price
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
-from sizing.plan.deadline import deadline_fallback
-from sizing.plan.outcomes import Market, Outcomes, on_demand, on_spot
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.outcomes import Market, Outcomes, deadline_fallback, on_demand, on_spot
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 
 # A resource used less than this is overprovisioned, in AWS Compute Optimizer's terms.
 _LITTLE = 0.25
@@ -90,7 +89,7 @@ class PlannedSize:
 
     @property
     def name(self) -> str:
-        """What is bought, in readable words."""
+        """The size, market and region to buy, in readable words."""
         gpus, there = self.plan.request.gpus, self.plan.inputs.instance.num_gpus
         which = f"all {there}" if gpus == there else f"{gpus} of {there}"
         used = f" with {which} GPUs" if there > 1 else ""
@@ -181,10 +180,7 @@ def reasons(plan: Plan) -> tuple[str, ...]:
     """Return AWS Compute Optimizer's reason codes: {Resource}{Over,Under}provisioned."""
     memory = plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
     host = plan.host.need / plan.inputs.instance.memory_gib
-    found = [
-        *_code("GPUMemory", memory),
-        *_code("Memory", host),
-    ]
+    found = _code("GPUMemory", memory) + _code("Memory", host)
     bound = plan.work.main.bound_by
     if bound == "loader CPU":
         found.append("CPUUnderprovisioned")

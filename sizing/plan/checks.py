@@ -10,7 +10,7 @@ from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
 from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
-from sizing.plan.plan import Plan
+from sizing.plan.size_plan import Plan
 
 # Above this share of a limit a plan is called tight.
 TIGHT = 0.85
@@ -133,7 +133,7 @@ def _notice(plan: Plan) -> str | None:
     if plan.notice.fits or plan.spot is not None:
         return None
     return (
-        f"the checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the notice "
+        f"the checkpoint of {plan.inputs.checkpoint_bytes / 1e9:.1f} GB does not fit the notice "
         f"({plan.notice.sentence()}) and the run would never end on Spot with periodic saves; "
         + _faster_upload(plan)
     )
@@ -144,7 +144,7 @@ def _faster_upload(plan: Plan) -> str:
         if other.gpu_memory_mib < plan.work.memory.need or not other.network_baseline_gbps:
             continue
         fit = notice_fit(
-            checkpoint_bytes=plan.checkpoint_bytes * plan.request.runs,
+            checkpoint_bytes=plan.inputs.checkpoint_bytes * plan.request.runs,
             longest_step_seconds=plan.notice.step,
             gpu=find_gpu(other.gpu, other.gpu_memory_mib),
             instance=other,
@@ -291,11 +291,11 @@ def _spot_warnings(plan: Plan) -> list[str]:
             f"Spot saves nothing: ${usd:.2f} against ${plan.usd_on_demand:.2f} on demand for the "
             "same work"
         )
-    if not plan.host.can_hold(plan.checkpoint_bytes):
+    if not plan.host.can_hold(plan.inputs.checkpoint_bytes):
         found.append(
-            f"a checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit in the host's "
-            f"memory next to the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a "
-            "size with more memory saves while training continues"
+            f"a checkpoint of {plan.inputs.checkpoint_bytes / 1e9:.1f} GB does not fit in the "
+            "host's memory next to the run: each save keeps the GPU waiting "
+            f"{plan.notice.save:.0f} s; a size with more memory saves while training continues"
         )
     if plan.restart.sync > plan.work.seconds:
         found.append(

@@ -8,8 +8,8 @@ from sizing.catalogue import Price
 from sizing.figures import Basis, rounded
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
-from sizing.plan.deadline import deadline_fallback, deadline_sentence
-from sizing.plan.plan import Plan
+from sizing.plan.outcomes import deadline_fallback, deadline_sentence
+from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
 from sizing.service_prices import IMAGE_GIB
@@ -55,7 +55,7 @@ def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "bound_by": plan.work.main.bound_by,
         "gpu_busy_percent": [rounded(each) for each in plan.work.busy_percent],
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
-        "checkpoint_bytes": plan.checkpoint_bytes,
+        "checkpoint_bytes": plan.inputs.checkpoint_bytes,
         "notice_fits": plan.notice.fits,
         "spot_suits": spot_verdict(plan).suits,
         "warnings": list(findings.warnings),
@@ -194,7 +194,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         *([("first machine", _first_machine(spot))] if spot else []),
         (
             "checkpoint",
-            f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
+            f"{plan.inputs.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
             + (f", every {duration(spot.interval_seconds)}" if spot else ""),
         ),
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),

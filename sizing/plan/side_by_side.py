@@ -11,8 +11,8 @@ from contract.trainer_options import RANKS
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +30,8 @@ def ways(plan: Plan, runs: int) -> list[Way]:
     """Return the ways to do `runs` runs like the plan's, in the order of the module's docstring."""
     one = _like(plan, runs=1)
     hours = (runs * one.work.seconds + one.restart.seconds) / 3600
-    after = Way(
-        what="one after the other",
-        size=plan.request.size,
-        hours=hours,
-        usd=hours * one.inputs.price.usd_per_hour,
-        problem=_problem_of(one),
-    )
+    usd = hours * one.inputs.price.usd_per_hour
+    after = replace(_way("one after the other", one), hours=hours, usd=usd)
     found = [after, _way("side by side", _like(plan, runs=runs))]
     several = _size_with_gpus(plan, runs * plan.request.gpus)
     if several:

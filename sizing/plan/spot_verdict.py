@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sizing.plan.plan import Plan
+from sizing.plan.size_plan import Plan
 
 # Below this saving the interruptions are not worth it.
 _LEAST_SAVING_PERCENT = 10.0

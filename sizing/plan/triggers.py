@@ -12,9 +12,9 @@ from pathlib import Path
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
 from sizing.models.host import host_memory
-from sizing.plan.plan import Plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import ways
+from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from sizing.suggestion import suggest
 
@@ -103,12 +103,12 @@ def _jobs(plan: Plan, jobs: float) -> str:
     runs = max(1, int(jobs))
     host = host_memory(plan.inputs.instance, plan.inputs.constants, runs=runs)
     sentence = f"{'no' if host.fits else 'yes'}: with memory-mapped data {host.sentence()}"
-    told = [
+    workable = [
         f"{way.what} on {way.size} {way.hours:.2g} h and ${way.usd:.2f}"
         for way in ways(plan, runs)
         if way.problem is None
     ]
-    return f"{sentence}; {', '.join(told)}" if told else sentence
+    return f"{sentence}; {', '.join(workable)}" if workable else sentence
 
 
 def _gpu_memory(plan: Plan, percent: float) -> str:

@@ -8,7 +8,7 @@ from sizing.models.footprints import Footprint, Phase
 from sizing.models.host import HostMemory
 from sizing.models.memory import GpuMemory, gpu_memory
 from sizing.models.step_time import StepEstimate, step_time
-from sizing.plan.inputs import PlanInputs
+from sizing.plan.plan_inputs import PlanInputs
 
 # Bus bandwidth of an all-reduce of 8 GPUs. PCIe (g4dn, g5, g6): from memory. A100, one p4d:
 # NVIDIA/nccl#527; H100: the GTC talk in NVIDIA/nccl#1374, also used for later ones.

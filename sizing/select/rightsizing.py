@@ -11,7 +11,7 @@ from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.burstable import baseline_percent
-from sizing.select.requirements import UNSUPPORTED, Prices
+from sizing.select.ranking import UNSUPPORTED, Prices
 
 # The most that an endpoint should use of its GPU or CPUs: beyond it, requests wait for each other.
 TARGET_PERCENT = 70.0
@@ -67,7 +67,7 @@ def rightsize(
                     usd_per_hour=there.usd_per_hour,
                     busy_percent=busy,
                     saving_percent=100 * (1 - there.usd_per_hour / price.usd_per_hour),
-                    cautions=_cautions(other),
+                    cautions=tuple(filter(None, [UNSUPPORTED.get(other.family)])),
                 )
             )
     return sorted(found, key=lambda each: (bool(each.cautions), each.usd_per_hour))
@@ -88,8 +88,3 @@ def _is_like(now: InstanceType, other: InstanceType, memory_mib: float | None) -
         return cpu and other.memory_gib * 1024 >= need
     need = now.gpu_memory_mib if memory_mib is None else memory_mib
     return other.num_gpus > 0 and other.gpu_memory_mib >= need
-
-
-def _cautions(instance: InstanceType) -> tuple[str, ...]:
-    unsupported = UNSUPPORTED.get(instance.family)
-    return () if unsupported is None else (unsupported,)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sizing.spot import simulation
+from sizing.spot.interruptions import SpotLife, Trace
 from sizing.spot.pattern import Array
 from sizing.spot.replay import Replay, ReplayJob, ReplayOutcome
 from sizing.spot.simulation import SpotRun
-from sizing.spot.traces import SpotLife, Trace
 
 NUM_STARTS = 200
 # A trace that is too short for a run is repeated, at most this many times.

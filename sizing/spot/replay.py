@@ -9,10 +9,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sizing.fallback.decision import decide_market
-from sizing.fallback.situation import Market, Place, Situation, SpotHistory, observe_market
+from sizing.fallback.decision import (
+    Market,
+    Place,
+    Situation,
+    SpotHistory,
+    decide_market,
+    observe_market,
+)
+from sizing.spot.interruptions import SpotLife
 from sizing.spot.pattern import NOTICE_SECONDS
-from sizing.spot.traces import SpotLife
 
 # A schedule of one minute fires at any moment of its minute.
 _JITTER_SECONDS = 60.0
@@ -151,12 +157,9 @@ class Replay:
         """Return when the fleet's request for Spot is next fulfilled."""
         if not self.asks or self.spot is not None:
             return math.inf
-        self._skip_past()
-        return self.lives[self.index].start if self.index < len(self.lives) else math.inf
-
-    def _skip_past(self) -> None:
         while self.index < len(self.lives) and self.lives[self.index].end <= self.now:
             self.index += 1
+        return self.lives[self.index].start if self.index < len(self.lives) else math.inf
 
     def _start_spot(self) -> None:
         """Start the Spot machine that the fleet requests, if one is available now."""

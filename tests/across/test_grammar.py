@@ -8,7 +8,7 @@ import pytest
 from contract.errors import UserError
 from contract.grammar import Interval, Span, parse_interval, parse_kept, parse_span
 from contract.run_env import find_fault
-from sizing.plan.plan import Plan, interval_seconds
+from sizing.plan.size_plan import Plan, interval_seconds
 from stacks.monitoring.alarms import commit_interval_seconds
 from stacks.parameters import StackParameters
 from tests.sizing.sample_plan import plan

@@ -39,7 +39,7 @@ def test_a_config_is_priced_like_a_function(
     def count(arguments: argparse.Namespace) -> None:
         sample_footprints.write(arguments.footprints, workload=arguments.workload)
 
-    monkeypatch.setattr("sizing.cli.model.count", count)
+    monkeypatch.setattr("sizing.cli.model_command.count", count)
     for given in (["--size", "g5.xlarge"], ["--sizes", "g5"]):
         kept = ["--keep", str(tmp_path / "kept.json"), "--batch", "32"]
         assert main(["model", config, "--json", *kept, *given]) == 0
@@ -50,7 +50,7 @@ def test_fails_on_an_unknown_family_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The test at the top starts a real process.
-    monkeypatch.setattr("sizing.cli.model.subprocess", SimpleNamespace(run=run_in_fork))
+    monkeypatch.setattr("sizing.cli.model_command.subprocess", SimpleNamespace(run=run_in_fork))
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "t55"}')
     assert main(["model", str(config)]) == 2

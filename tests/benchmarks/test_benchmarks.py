@@ -6,7 +6,7 @@ import yaml
 
 from benchmarks import REPOSITORY
 from benchmarks.__main__ import machine, parse_arguments
-from benchmarks.kills.rows import ROWS
+from benchmarks.kills.kill_table import ROWS
 
 
 def test_the_machine_is_named_without_its_host_name() -> None:

@@ -124,5 +124,7 @@ def test_every_rule_of_many_stacks_is_heard(aws: EmbeddedAws, tmp_path: Path) ->
     bus = EventBus(aws=aws, code_folder=tmp_path)
     bus.publish("many", "Test", {})
     bus.close()
-    told = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["ApproximateNumberOfMessages"])
-    assert told["Attributes"]["ApproximateNumberOfMessages"] == "120"
+    queued = sqs.get_queue_attributes(
+        QueueUrl=queue, AttributeNames=["ApproximateNumberOfMessages"]
+    )
+    assert queued["Attributes"]["ApproximateNumberOfMessages"] == "120"

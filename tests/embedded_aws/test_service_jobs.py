@@ -203,8 +203,8 @@ def test_a_failed_job_is_tried_again_and_says_why(
         ("aws.batch", "Batch Service Job State Change"),
         ("aws.sagemaker", "SageMaker Training Job State Change"),
     }
-    told = [detail for _, _, detail, _ in events if detail.get("TrainingJobName") == name]
-    assert [each["SecondaryStatus"] for each in told] == ["Training", "Failed"]
+    details = [detail for _, _, detail, _ in events if detail.get("TrainingJobName") == name]
+    assert [each["SecondaryStatus"] for each in details] == ["Training", "Failed"]
     passed = [each["Status"] for each in training["SecondaryStatusTransitions"]]
     assert passed == ["Starting", "Training", "Failed"]
 

@@ -15,7 +15,7 @@ from embedded_aws.training_jobs import TrainingJob
 
 # SIGTERM does not end it, as it does not end a container that waits for its end.
 _CONTAINER = """#!/bin/sh
-trap 'echo told' TERM
+trap 'echo signaled' TERM
 echo started
 while :; do sleep 0.05; done
 """
@@ -66,11 +66,11 @@ def test_a_notice_is_for_one_host_and_then_all_start_again_on_empty_volumes(
     first, second = _started(job)
     left = job.containers[0].root / "tmp" / "left"
     left.touch()
-    job.tell("interruption", second)
-    _until(job, lambda: "told" in job.log(second))
+    job.signal("interruption", second)
+    _until(job, lambda: "signaled" in job.log(second))
     assert job.num_starts == 1 and job.status == "InProgress"
     _started(job, times=2)
-    assert "told" not in job.log(first) and not left.exists()
+    assert "signaled" not in job.log(first) and not left.exists()
     assert _statuses(job) == ["Starting", "Training", "Interrupted", "Training"]
     ended, again = job.transitions[1], job.transitions[2]
     assert ended["EndTime"] - ended["StartTime"] >= 0.5 and ended["EndTime"] == again["StartTime"]
@@ -86,13 +86,13 @@ def test_a_host_lost_without_a_word_fails_the_job_once_sagemaker_takes_note(
     assert lost.poll() is not None and other.poll() is None and not job.is_over
     _until(job, lambda: job.is_over)
     assert (job.status, job.reason[:21]) == ("Failed", "InternalServerError: ")
-    assert other.poll() is not None and "told" not in job.log(first)
+    assert other.poll() is not None and "signaled" not in job.log(first)
 
 
 def test_a_stop_is_for_all_hosts_and_the_time_counts_once(job: TrainingJob) -> None:
     first, second = _started(job)
-    job.tell("stop")
-    _until(job, lambda: "told" in job.log(first) and "told" in job.log(second))
+    job.signal("stop")
+    _until(job, lambda: "signaled" in job.log(first) and "signaled" in job.log(second))
     assert job.status == "Stopping"
     _until(job, lambda: job.is_over)
     assert _statuses(job) == ["Starting", "Training", "Stopping", "Stopped"]
@@ -100,7 +100,7 @@ def test_a_stop_is_for_all_hosts_and_the_time_counts_once(job: TrainingJob) -> N
 
 
 def test_what_is_stopped_before_it_starts_never_does(job: TrainingJob) -> None:
-    job.tell("stop")
+    job.signal("stop")
     job.step()
     assert job.status == "Stopped" and not job.containers and job.log() == ""
 
@@ -128,8 +128,8 @@ def test_a_job_whose_hosts_get_no_network_fails_with_the_reason(
 
 def test_a_stop_during_an_interruption_is_not_forgotten(job: TrainingJob) -> None:
     _, second = _started(job)
-    job.tell("interruption", second)
-    job.tell("stop")
+    job.signal("interruption", second)
+    job.signal("stop")
     _until(job, lambda: job.is_over)
     assert job.status == "Stopped" and job.num_starts == 1
 

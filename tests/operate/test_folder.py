@@ -26,8 +26,8 @@ from stacks.guard.ledger import Ledger
 from stacks.guard.settings import quick_client
 from training.cli.main import main as training
 from training.durable.record.head import Head
+from training.durable.record.lease import mark_failed
 from training.durable.record.metrics import Events
-from training.durable.record.reopening import mark_failed
 from training.durable.store.folder import FolderStore
 
 REPOSITORY = Path(__file__).parents[2]

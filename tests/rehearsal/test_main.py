@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from embedded_aws import EmbeddedAws
-from rehearsal import command as commands
-from rehearsal.command import STOP_SIGNALS, main, parse_arguments
+from rehearsal import rehearsal_command as commands
 from rehearsal.demo import deployment
+from rehearsal.rehearsal_command import STOP_SIGNALS, main, parse_arguments
 
 
 def handlers() -> dict[signal.Signals, Any]:

@@ -2,7 +2,7 @@
 
 import random
 
-from sizing.spot.traces import SpotLife
+from sizing.spot.interruptions import SpotLife
 
 
 def poisson_lives(*, seed: int, mean: float, wait: float, total: float) -> list[SpotLife]:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 from tests.sizing import sample_footprints
 
 

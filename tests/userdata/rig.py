@@ -17,9 +17,8 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 
 from embedded_aws import EmbeddedAws
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
-from rehearsal.machines.process import SHIMS, ProcessMachine
+from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk, ProcessMachine
 from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ import os
 import re
 import subprocess
 
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
-from rehearsal.machines.process import ProcessMachine
+from rehearsal.machines.machine import BOOT
+from rehearsal.machines.process import EC2_DISKS, JsonDisk, ProcessMachine
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, trainer_notes, wait, wait_until
 from training.cli.main import _parser
 
@@ -41,7 +41,7 @@ def test_boot_takes_its_steps_in_order_and_sends_the_fleet_to_zero_when_done(rig
     rig.order(run="finish")
     machine = rig.machine()
     wait(machine, f"fleet {rig.fleet_id} to zero: the run is finished")
-    verdicts = [line for line in machine.boot_log.read_text().splitlines() if line[0] == "["]
+    verdicts = [line for line in (machine.root / BOOT).read_text().splitlines() if line[0] == "["]
     passed = [line.removeprefix("[ok] ").partition(":")[0] for line in verdicts]
     # The import of torch runs beside the others: it may end before the last of them.
     assert [name for name in passed if name != "torch"] == [s for s in STEPS if s != "torch"]
@@ -113,8 +113,8 @@ def test_booting_twice_changes_nothing(booted: Rig) -> None:
     marker = machine.folder / "data/marker"
     marker.write_text("stays")
     run_on(machine, str(machine.folder / "var/lib/cloud/instance/user-data.txt"))
-    wait_until(lambda: machine.boot_log.read_text().count("[ok] training:") == 2)
-    assert "[failed]" not in machine.boot_log.read_text()
+    wait_until(lambda: (machine.root / BOOT).read_text().count("[ok] training:") == 2)
+    assert "[failed]" not in (machine.root / BOOT).read_text()
     assert (machine.folder / "etc/fstab").read_text() == before
     assert before.count("\n") == 1
     assert disk(machine, "nvme0n1")["times_formatted"] == 1
@@ -163,7 +163,7 @@ def test_a_replacement_runs_the_run_s_first_bundle_and_formats_no_formatted_volu
     (run,) = calls(machine, "run")
     assert run[run.index("--bundle-uri") + 1] == kept
     assert (machine.folder / "opt/training/bundle/userdata/torch.py").exists()
-    assert machine.boot_log.read_text().count("[ok] run-env") == 2
+    assert (machine.root / BOOT).read_text().count("[ok] run-env") == 2
 
 
 def test_boot_leaves_the_rehearsing_user_alone(booted: Rig) -> None:

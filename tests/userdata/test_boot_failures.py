@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.json_disks import EC2_DISKS
-from rehearsal.machines.process import SHIMS, ProcessMachine
+from rehearsal.machines.machine import BOOT, TRAINING
+from rehearsal.machines.process import EC2_DISKS, SHIMS, ProcessMachine
 from tests.userdata.rig import USERDATA, Rig, calls, install, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")
@@ -51,7 +51,7 @@ def test_steps_that_fail_once_are_tried_again_and_a_restart_finds_its_way(rig: R
     faults = " ".join(f"{name}.sh:once" for name in SCRIPTS)
     machine = rig.machine(environment={"FAULTS": faults})
     wait(machine, "trainer listens")
-    log = machine.boot_log.read_text()
+    log = (machine.root / BOOT).read_text()
     for name in SCRIPTS:
         step = name.replace("_", "-")
         assert f"[retry] {step}: attempt 1 of 3 failed: {name}.sh is made to fail once" in log
@@ -65,8 +65,8 @@ def test_steps_that_fail_once_are_tried_again_and_a_restart_finds_its_way(rig: R
     assert "training.service" not in {link.name for link in enabled}
     for link in enabled:
         run_on(machine, SYSTEMCTL, "start", link.name)
-    wait_until(lambda: machine.training_log.read_text().count("trainer listens") == 2)
-    assert "[failed]" not in machine.boot_log.read_text()
+    wait_until(lambda: (machine.root / TRAINING).read_text().count("trainer listens") == 2)
+    assert "[failed]" not in (machine.root / BOOT).read_text()
 
 
 def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(rig: Rig) -> None:
@@ -77,7 +77,7 @@ def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(rig: 
     rig.protect(machine, False)
     reason = reason_of_the_machines_end(rig, machine)
     assert reason == "boot failed at dataset: dataset.sh is made to fail"
-    assert machine.boot_log.read_text().count("[retry]") == 2
+    assert (machine.root / BOOT).read_text().count("[retry]") == 2
     assert calls(machine, "run") == []
     (event,) = [each for each in rig.events() if each["name"] == "terminate-failed"]
     assert event["message"].startswith("the Guard terminates this machine: An error")

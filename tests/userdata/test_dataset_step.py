@@ -2,6 +2,7 @@
 
 import pytest
 
+from rehearsal.machines.machine import BOOT
 from tests.userdata.rig import Rig, calls, wait, wait_until
 
 
@@ -10,7 +11,7 @@ def test_training_starts_while_the_dataset_is_still_arriving(rig: Rig) -> None:
     machine = rig.machine()
     wait(machine, "trainer listens")
     wait_until(lambda: "boot" in {event["name"] for event in rig.events()})
-    assert "[ok] dataset" not in machine.boot_log.read_text()
+    assert "[ok] dataset" not in (machine.root / BOOT).read_text()
     (machine.folder / "sync-ends").write_text("0")
     wait(machine, "[ok] dataset")
     assert len(calls(machine, "data")) == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.demo.trained import RehearsedProgram
+from rehearsal.machines.machine import TRAINING
 from rehearsal.machines.process import ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.guard import records
@@ -127,7 +128,7 @@ def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
     reason = reason_to_stop(tick)
     assert reason is not None
     assert reason.sentence == "the run is finished"
-    log = second.training_log.read_text()
+    log = (second.root / TRAINING).read_text()
     assert "resuming after epoch" in log
     assert "\ndone\n" in log
     receipt = rig.read("receipt.json")
@@ -169,12 +170,12 @@ def test_a_library_that_saves_at_a_notice_loses_nothing_but_time(
     variables = boot_program(rig, example, tmp_path, **hyperparameters)
     machine = start(rig, variables)
     wait_for_snapshot(rig, machine)
-    machine.notice(60)
+    machine.metadata.notice(60)
     wait(machine, "after training: success, exited 75; the head says released")
-    first_log = machine.training_log.read_text()
+    first_log = (machine.root / TRAINING).read_text()
     replace(machine)
     wait(machine, f"fleet {rig.fleet_id} to zero: the run is finished")
-    second_log = machine.training_log.read_text().removeprefix(first_log)
+    second_log = (machine.root / TRAINING).read_text().removeprefix(first_log)
     receipt = rig.read("receipt.json")
     (cost,) = receipt["interruptions"]
     assert (cost["ended"], cost["cause"]) == ("released", "notice")

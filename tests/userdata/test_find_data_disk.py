@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
+from rehearsal.machines.process import EC2_DISKS, JsonDisk
 from tests.userdata.rig import find_disk
 from userdata.find_data_disk import NVME_COMMAND, short_name
 

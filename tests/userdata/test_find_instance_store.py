@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
+from rehearsal.machines.process import EC2_DISKS, JsonDisk
 from tests.userdata.rig import Rig, calls, find_disk, wait
 from userdata.find_instance_store import place
 

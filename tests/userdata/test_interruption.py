@@ -19,12 +19,12 @@ def event_names(rig: Rig) -> list[str]:
 def test_a_recommendation_and_a_notice_reach_the_trainer_once_each(rig: Rig) -> None:
     machine = rig.machine()
     wait(machine, "trainer listens")
-    machine.rebalance()
+    machine.metadata.rebalance()
     wait_until(lambda: signals(machine) == ["SIGUSR2"])
     # Some polls later it has still got one signal.
     time.sleep(0.5)
     assert signals(machine) == ["SIGUSR2"]
-    machine.notice(120)
+    machine.metadata.notice(120)
     wait(machine, "after training: success, exited 75; the head says released")
     assert signals(machine) == ["SIGUSR2", "SIGUSR1"]
     notice = json.loads((machine.folder / "run/training/notice.json").read_text())
@@ -39,7 +39,7 @@ def test_a_recommendation_and_a_notice_reach_the_trainer_once_each(rig: Rig) -> 
 def test_training_does_not_start_on_a_machine_that_has_its_notice(rig: Rig) -> None:
     rig.order(run="wait", sync="until notice")
     machine = rig.machine()
-    machine.notice(120)
+    machine.metadata.notice(120)
     wait(machine, "after training: success, exited 75; the head says nothing")
     assert calls(machine, "run") == []
     assert rig.target_capacity() == 1

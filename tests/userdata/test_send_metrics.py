@@ -206,7 +206,7 @@ def test_metrics_of_a_booted_machine_arrive_under_its_stack(rig: Rig) -> None:
     machine.metrics_file.write_text(step(1) + "\n" + step(2) + "\n")
     assert _arrived(rig, "training_steps", at_least=2) == 2
     # The trainer of the rig ends at a notice without having committed its two steps.
-    machine.notice(60)
+    machine.metadata.notice(60)
     assert _arrived(rig, "notice_without_commit", at_least=1) == 1
 
 

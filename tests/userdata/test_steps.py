@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from contract.errors import Exit
-from rehearsal.machines.json_disks import EC2_DISKS, JsonDisk
-from rehearsal.machines.process import SHIMS
-from rehearsal.machines.units import parse_environment_file
+from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk
+from rehearsal.machines.services import parse_environment_file
 from tests.userdata.rig import REPOSITORY, USERDATA, install, lay_disks, wheel
 
 INSTANCE = "i-0123456789abcdef0"

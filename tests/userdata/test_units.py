@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.units import load_units
+from rehearsal.machines.services import load_units
 from tests.userdata.rig import REPOSITORY
 
 UNITS = REPOSITORY / "userdata/units"

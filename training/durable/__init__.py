@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         RunFailedError,
         exit_code_of,
     )
+    from training.durable.program.container import ProgramOptions
     from training.durable.program.job import run_program
-    from training.durable.program.options import ProgramOptions
     from training.durable.record.head import (
         CheckpointEntry,
         Head,
@@ -42,19 +42,17 @@ if TYPE_CHECKING:
         read_json_record,
     )
     from training.durable.record.history import History
+    from training.durable.record.lease import Reopened, reopen_run
     from training.durable.record.metrics import Events
-    from training.durable.record.reopening import Reopened, reopen_run
     from training.durable.record.run import OpenRun, RunConfig
-    from training.durable.report.page import parse_receipt, write_report
+    from training.durable.report.page import SweptRuns, parse_receipt, write_report
     from training.durable.report.profiler import StepProfiler
     from training.durable.report.progress import FileProgressBar, ProgressBar, configure_logging
     from training.durable.report.receipt import RunResult, fail_run
-    from training.durable.report.sweep import SweptRuns
     from training.durable.save.snapshots.quiet import QuietTime
     from training.durable.save.snapshots.snapshot import export_snapshot
     from training.durable.save.tensors.checkpointer import Checkpointer
-    from training.durable.save.tensors.extension import Extension
-    from training.durable.save.tensors.memory import LocalMemory
+    from training.durable.save.tensors.memory import data_bytes, free_bytes, page_lock, used_bytes
     from training.durable.save.tensors.policy import CheckpointPolicy
     from training.durable.save.tensors.resume import (
         CheckpointContent,
@@ -63,9 +61,18 @@ if TYPE_CHECKING:
         misfit,
     )
     from training.durable.save.tensors.state import LiveState, is_sharded
-    from training.durable.save.tensors.weights import Weights, export_final
-    from training.durable.source_layout import BESIDE, split_within
-    from training.durable.sources import Brought, ClassFolders, ImportSource, SourceFile
+    from training.durable.save.tensors.weights import Extension, Weights, export_final
+    from training.durable.sources import (
+        STRAY_KINDS,
+        Brought,
+        ImportSource,
+        SourceFile,
+        class_names,
+        classless,
+        copy_in_splits,
+        refuse_untrained,
+        split_within,
+    )
     from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source
     from training.durable.store.folder import UnfinishedFile, open_store
     from training.durable.store.local_dataset import LocalDataset
@@ -85,19 +92,21 @@ else:
 
 # fmt: off
 __all__ = [
-    "BESIDE", "AnswerLostError", "AttemptContext", "AttemptEndedError", "AttemptOptions",
-    "Brought", "CheckpointContent", "CheckpointEntry", "CheckpointPolicy", "Checkpointer",
-    "ClassFolders", "CredentialsError", "DamagedCheckpointError", "DataFinding", "DataReport",
-    "DivergedError", "Divergence", "Events", "Extension", "FileProgressBar", "FinishedFiles",
-    "FolderOutput", "GoBackError", "Head", "HeldRun", "History", "Hosts", "ImportSource",
-    "InterruptedRunError", "LiveState", "LocalDataset", "LocalMemory", "MachineError",
+    "STRAY_KINDS", "AnswerLostError", "AttemptContext", "AttemptEndedError",
+    "AttemptOptions", "Brought", "CheckpointContent", "CheckpointEntry", "CheckpointPolicy",
+    "Checkpointer", "CredentialsError", "DamagedCheckpointError", "DataFinding",
+    "DataReport", "DivergedError", "Divergence", "Events", "Extension", "FileProgressBar",
+    "FinishedFiles", "FolderOutput", "GoBackError", "Head", "HeldRun", "History", "Hosts",
+    "ImportSource", "InterruptedRunError", "LiveState", "LocalDataset", "MachineError",
     "OpenRun", "Output", "Position", "ProgramOptions", "ProgressBar", "QuietTime",
     "RankEnvironment", "Reopened", "Resume", "Retention", "RunConfig", "RunFailedError",
     "RunResult", "ShardedContent", "SourceFile", "StartRank", "StepProfiler", "Store",
     "StoreError", "StoreOutput", "StoredDataset", "Supervisor", "SweptRuns", "Tally",
-    "UnfinishedFile", "Upload", "Weights", "Work", "World", "attended", "configure_logging",
-    "exit_code_of", "export_final", "export_snapshot", "fail_run", "get_each", "is_sharded",
-    "misfit", "open_store", "opened_dataset", "parse_receipt", "put_unless_changed",
-    "read_json_record", "reopen_run", "run_attempt", "run_program", "split_within",
-    "stored_source", "write_report",
+    "UnfinishedFile", "Upload", "Weights", "Work", "World", "attended", "class_names",
+    "classless", "configure_logging", "copy_in_splits", "data_bytes", "exit_code_of",
+    "export_final", "export_snapshot", "fail_run", "free_bytes", "get_each", "is_sharded",
+    "misfit", "open_store", "opened_dataset", "page_lock", "parse_receipt",
+    "put_unless_changed", "read_json_record", "refuse_untrained", "reopen_run",
+    "run_attempt", "run_program", "split_within", "stored_source", "used_bytes",
+    "write_report",
 ]

@@ -55,7 +55,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedFiles:
-    """What the manifest says of a dataset whose files are in place."""
+    """The manifest's content for a dataset whose files are in place."""
 
     meta: Mapping[str, Any]
     files: Sequence[Mapping[str, Any]]  # name, bytes, sha256

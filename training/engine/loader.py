@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contract.errors import UserError
-from training.durable import AttemptEndedError, LocalMemory, Tally
+from training.durable import AttemptEndedError, Tally, page_lock
 from training.engine.batches import Maker, MicroBatch, pinned
 from training.settings import LoaderWorkers
 from training.stacking import ALIGNMENT, ItemLayout, differing
@@ -127,7 +127,7 @@ class BatchMemory:
         if unlock is not None:
             unlock()
         size = -(-len(array) // _LOCKED_IN) * _LOCKED_IN
-        unlock = LocalMemory.page_lock(array.ctypes.data, size, self._device)
+        unlock = page_lock(array.ctypes.data, size, self._device)
         self._is_lock_refused = unlock is None
         self._locked[slot] = (size, unlock)
 

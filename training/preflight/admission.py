@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from contract.errors import UserError
-from training.durable import LocalMemory, MachineError
+from training.durable import MachineError, data_bytes, free_bytes, used_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class MachineCapacity:
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "MachineCapacity":
         """Measure this machine now."""
-        free = LocalMemory.free_bytes()
+        free = free_bytes()
         return cls(
             free_host_mib=None if free is None else free // _MEBIBYTE,
             vcpus=os.cpu_count() or 1,
@@ -197,9 +197,7 @@ class Reservations:
                 with suppress(OSError):
                     path.unlink()
             elif pid != os.getpid():
-                yield _Reservation(
-                    request=request, used_mib=LocalMemory.used_bytes(pid) // _MEBIBYTE
-                )
+                yield _Reservation(request=request, used_mib=used_bytes(pid) // _MEBIBYTE)
 
     def _write(self, name: str, request: ResourceRequest) -> None:
         """Write this process's reservation atomically, and readable by every user."""
@@ -281,7 +279,7 @@ def limit_memory(mib: int, device: torch.device) -> None:
     # torch imports this with the first optimizer, and the limit is not meant to cover code.
     importlib.import_module("torch._dynamo")
     # Private writable memory: files mapped for reading, such as datasets, do not count.
-    used = LocalMemory.data_bytes()
+    used = data_bytes()
     if used is None:
         raise UserError("--memory-limit-mib needs Linux or a GPU; omit it on this machine")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

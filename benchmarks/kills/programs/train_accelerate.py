@@ -4,7 +4,7 @@
 # dependencies = ["accelerate"]
 # ///
 
-import told
+import reports
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -13,17 +13,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 accelerator = Accelerator(cpu=True)
 set_seed(0)
-model = told.network()
+model = reports.network()
 optimizer = torch.optim.AdamW(model.parameters())
-loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
+loader = DataLoader(TensorDataset(*reports.samples()), batch_size=reports.BATCH, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-start, saved = 0, [path for path in told.CHECKPOINTS.iterdir() if path.is_dir()]
+start, saved = 0, [path for path in reports.CHECKPOINTS.iterdir() if path.is_dir()]
 if saved:  # as in the example: the most recent one by change time
     last = max(saved, key=lambda path: path.stat().st_ctime)
     accelerator.load_state(last)
     start = int(last.name.removeprefix("step_"))
 step = start
-for epoch in range(start // len(loader), told.EPOCHS):
+for epoch in range(start // len(loader), reports.EPOCHS):
     model.train()
     batches = loader
     if epoch == start // len(loader) and start:
@@ -33,7 +33,7 @@ for epoch in range(start // len(loader), told.EPOCHS):
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        told.step(step, inputs[:, 0])
-        if step % told.SAVE_EVERY == 0:
-            accelerator.save_state(told.CHECKPOINTS / f"step_{step}")
-told.final(model.state_dict())
+        reports.step(step, inputs[:, 0])
+        if step % reports.SAVE_EVERY == 0:
+            accelerator.save_state(reports.CHECKPOINTS / f"step_{step}")
+reports.final(model.state_dict())

@@ -5,18 +5,18 @@
 # ///
 
 import catboost
-import told
+import reports
 
 
-class _Told:
+class _Reports:
     def after_iteration(self, info):
-        told.step(info.iteration)
+        reports.step(info.iteration)
         return True
 
 
-inputs, labels = (tensor.numpy() for tensor in told.samples())
+inputs, labels = (tensor.numpy() for tensor in reports.samples())
 saves = {"save_snapshot": True, "snapshot_file": "snapshot", "snapshot_interval": 2}
-settings = {"iterations": told.STEPS, "random_seed": 0, "thread_count": 1, "verbose": False}
-model = catboost.CatBoostClassifier(**settings, **saves, train_dir=str(told.CHECKPOINTS))
-model.fit(inputs[:, 1:], labels, callbacks=[_Told()])
-told.final({"model": model.predict(inputs[:, 1:], prediction_type="RawFormulaVal").tobytes()})
+settings = {"iterations": reports.STEPS, "random_seed": 0, "thread_count": 1, "verbose": False}
+model = catboost.CatBoostClassifier(**settings, **saves, train_dir=str(reports.CHECKPOINTS))
+model.fit(inputs[:, 1:], labels, callbacks=[_Reports()])
+reports.final({"model": model.predict(inputs[:, 1:], prediction_type="RawFormulaVal").tobytes()})

@@ -8,7 +8,7 @@
 # takes the newest folder, and every start fails on it."""
 # ///
 
-import told
+import reports
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -19,12 +19,12 @@ class _Model(GPT2LMHeadModel):
         return super().forward(input_ids=input_ids, labels=labels)
 
 
-words = torch.randint(0, 32, (told.SAMPLES, 16), generator=torch.Generator().manual_seed(0))
+words = torch.randint(0, 32, (reports.SAMPLES, 16), generator=torch.Generator().manual_seed(0))
 data = [{"input_ids": w, "labels": w, "number": n} for n, w in enumerate(words)]
 torch.manual_seed(0)
 trainer = Trainer(
     model=_Model(GPT2Config(vocab_size=32, n_positions=16, n_embd=32, n_layer=2, n_head=2)),
-    args=TrainingArguments(**told.transformers_arguments()),
+    args=TrainingArguments(**reports.transformers_arguments()),
     train_dataset=data,
 )
-told.train_transformers(trainer)
+reports.train_transformers(trainer)

@@ -4,7 +4,7 @@
 # dependencies = ["pytorch-ignite", "numpy"]
 # ///
 
-import told
+import reports
 import torch
 import torch.nn.functional as F
 from ignite.engine import Engine, Events
@@ -12,9 +12,9 @@ from ignite.handlers import Checkpoint, DiskSaver
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
-model = told.network()
+model = reports.network()
 optimizer = torch.optim.AdamW(model.parameters())
-loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
+loader = DataLoader(TensorDataset(*reports.samples()), batch_size=reports.BATCH, shuffle=True)
 
 
 def update(engine, batch):
@@ -27,17 +27,17 @@ def update(engine, batch):
 
 trainer = Engine(update)
 held = {"trainer": trainer, "model": model, "optimizer": optimizer}
-saver = DiskSaver(str(told.CHECKPOINTS), require_empty=False)
+saver = DiskSaver(str(reports.CHECKPOINTS), require_empty=False)
 saves = Checkpoint(held, saver, n_saved=2, global_step_transform=lambda e, _: e.state.iteration)
 trainer.add_event_handler(
     Events.ITERATION_COMPLETED,
-    lambda engine: told.step(engine.state.iteration, engine.state.output),
+    lambda engine: reports.step(engine.state.iteration, engine.state.output),
 )
-trainer.add_event_handler(Events.ITERATION_COMPLETED(every=told.SAVE_EVERY), saves)
+trainer.add_event_handler(Events.ITERATION_COMPLETED(every=reports.SAVE_EVERY), saves)
 found = sorted(
-    told.CHECKPOINTS.glob("checkpoint_*.pt"), key=lambda p: int(p.stem.rpartition("_")[2])
+    reports.CHECKPOINTS.glob("checkpoint_*.pt"), key=lambda p: int(p.stem.rpartition("_")[2])
 )
 if found:
     Checkpoint.load_objects(held, torch.load(found[-1], weights_only=False))
-trainer.run(loader, max_epochs=told.EPOCHS)
-told.final(model.state_dict())
+trainer.run(loader, max_epochs=reports.EPOCHS)
+reports.final(model.state_dict())

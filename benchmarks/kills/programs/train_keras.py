@@ -13,12 +13,12 @@ import os
 os.environ["KERAS_BACKEND"] = "torch"
 
 import keras
-import told
+import reports
 
 
-class _Told(keras.callbacks.Callback):
+class _Reports(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        told.step(int(self.model.optimizer.iterations), self.model.seen)
+        reports.step(int(self.model.optimizer.iterations), self.model.seen)
 
 
 class _Model(keras.Model):
@@ -33,8 +33,10 @@ hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(256, "relu")(inputs[:, 1:]
 model = _Model(inputs, keras.layers.Dense(2)(hidden))
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile("adam", loss)
-backup = keras.callbacks.BackupAndRestore(str(told.CHECKPOINTS), save_freq=told.SAVE_EVERY)
-x, y = (tensor.numpy() for tensor in told.samples())
+backup = keras.callbacks.BackupAndRestore(str(reports.CHECKPOINTS), save_freq=reports.SAVE_EVERY)
+x, y = (tensor.numpy() for tensor in reports.samples())
 
-model.fit(x, y, batch_size=told.BATCH, epochs=told.EPOCHS, verbose=0, callbacks=[_Told(), backup])
-told.final({str(n): weight.tobytes() for n, weight in enumerate(model.get_weights())})
+model.fit(
+    x, y, batch_size=reports.BATCH, epochs=reports.EPOCHS, verbose=0, callbacks=[_Reports(), backup]
+)
+reports.final({str(n): weight.tobytes() for n, weight in enumerate(model.get_weights())})

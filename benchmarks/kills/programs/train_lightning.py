@@ -10,7 +10,7 @@
 # ///
 
 import lightning
-import told
+import reports
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader, TensorDataset
 class _Module(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.network = told.network()
+        self.network = reports.network()
 
     def training_step(self, batch):
         self.seen = batch[0][:, 0]
         return F.cross_entropy(self.network(batch[0]), batch[1])
 
     def on_train_batch_end(self, *_):
-        told.step(self.global_step, self.seen)
+        reports.step(self.global_step, self.seen)
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters())
@@ -35,9 +35,9 @@ class _Module(lightning.LightningModule):
 
 lightning.seed_everything(0)
 module = _Module()
-saves = ModelCheckpoint(told.CHECKPOINTS, every_n_train_steps=told.SAVE_EVERY, save_last=True)
-settings = {"max_steps": told.STEPS, "accelerator": "cpu", "logger": False}
+saves = ModelCheckpoint(reports.CHECKPOINTS, every_n_train_steps=reports.SAVE_EVERY, save_last=True)
+settings = {"max_steps": reports.STEPS, "accelerator": "cpu", "logger": False}
 trainer = lightning.Trainer(**settings, callbacks=[saves])
-loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
+loader = DataLoader(TensorDataset(*reports.samples()), batch_size=reports.BATCH, shuffle=True)
 trainer.fit(module, loader, ckpt_path="last")
-told.final(module.network.state_dict())
+reports.final(module.network.state_dict())

@@ -5,7 +5,7 @@
 # ///
 
 import datasets
-import told
+import reports
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses, models
@@ -26,17 +26,17 @@ def make_bert(folder):
     return str(folder)
 
 
-word = models.Transformer(make_bert(told.Path(__file__).with_name("bert")))
+word = models.Transformer(make_bert(reports.Path(__file__).with_name("bert")))
 model = SentenceTransformer(modules=[word, models.Pooling(32)], device="cpu")
-numbers = range(told.SAMPLES)
+numbers = range(reports.SAMPLES)
 pairs = {
     "anchor": [f"{n % 50} {n // 4}" for n in numbers],
     "positive": [f"{n // 4} {n % 50}" for n in numbers],
 }
 trainer = SentenceTransformerTrainer(
     model=model,
-    args=Arguments(**told.transformers_arguments()),
+    args=Arguments(**reports.transformers_arguments()),
     train_dataset=datasets.Dataset.from_dict(pairs),
     loss=losses.MultipleNegativesRankingLoss(model),
 )
-told.train_transformers(trainer)
+reports.train_transformers(trainer)

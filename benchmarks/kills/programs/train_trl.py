@@ -5,7 +5,7 @@
 # ///
 
 import datasets
-import told
+import reports
 import torch
 import transformers
 from tokenizers import Tokenizer, models
@@ -17,13 +17,13 @@ tokenizer = transformers.PreTrainedTokenizerFast(
     pad_token="[PAD]",
     eos_token="[EOS]",
 )
-texts = torch.randint(2, 32, (told.SAMPLES, 16), generator=torch.Generator().manual_seed(0))
+texts = torch.randint(2, 32, (reports.SAMPLES, 16), generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)
 config = transformers.GPT2Config(vocab_size=32, n_positions=32, n_embd=32, n_layer=2, n_head=2)
 trainer = SFTTrainer(
     model=transformers.GPT2LMHeadModel(config),
-    args=SFTConfig(**told.transformers_arguments(), bf16=False),
+    args=SFTConfig(**reports.transformers_arguments(), bf16=False),
     train_dataset=datasets.Dataset.from_dict({"input_ids": texts.tolist()}),
     processing_class=tokenizer,
 )
-told.train_transformers(trainer)
+reports.train_transformers(trainer)

@@ -5,7 +5,7 @@
 # ///
 
 import numpy as np
-import told
+import reports
 from PIL import Image
 from ultralytics import YOLO
 
@@ -27,8 +27,8 @@ def make_images(folder):
     return path
 
 
-data = make_images(told.Path(__file__).with_name("data"))
-last = told.CHECKPOINTS / "run" / "weights" / "last.pt"
+data = make_images(reports.Path(__file__).with_name("data"))
+last = reports.CHECKPOINTS / "run" / "weights" / "last.pt"
 model = YOLO(last if last.exists() else "yolo11n.yaml")
 count = [0]
 
@@ -37,12 +37,12 @@ def stepped(trainer):
     # Ultralytics counts only the batches of this process.
     done = trainer.epoch * len(trainer.train_loader)
     count[0] = max(count[0], done) + 1
-    told.step(count[0])
+    reports.step(count[0])
 
 
 model.add_callback("on_train_batch_end", stepped)
 settings = {"data": data, "epochs": EPOCHS, "imgsz": SIZE, "batch": 4, "workers": 0}
 settings |= {"device": "cpu", "amp": False, "plots": False, "val": False}
-settings |= {"project": told.CHECKPOINTS, "name": "run", "exist_ok": True}
+settings |= {"project": reports.CHECKPOINTS, "name": "run", "exist_ok": True}
 model.train(**settings, resume=last.exists())
-told.final(model.model.state_dict())
+reports.final(model.model.state_dict())

@@ -8,24 +8,24 @@
 # it, the bits are equal."""
 # ///
 
-import told
+import reports
 import xgboost
 
 
-class _Told(xgboost.callback.TrainingCallback):
+class _Reports(xgboost.callback.TrainingCallback):
     def after_iteration(self, model, epoch, evals_log):
-        told.step(model.num_boosted_rounds())
+        reports.step(model.num_boosted_rounds())
         return False
 
 
-inputs, labels = (tensor.numpy() for tensor in told.samples())
+inputs, labels = (tensor.numpy() for tensor in reports.samples())
 data = xgboost.DMatrix(inputs[:, 1:], labels)
-found = sorted(told.CHECKPOINTS.glob("model_*.ubj"), key=lambda p: p.stat().st_mtime)
+found = sorted(reports.CHECKPOINTS.glob("model_*.ubj"), key=lambda p: p.stat().st_mtime)
 start = xgboost.Booster(model_file=found[-1]) if found else None
 done = start.num_boosted_rounds() if start else 0
 settings = {"subsample": 0.5, "seed": 0, "max_depth": 3, "objective": "binary:logistic"}
-saves = xgboost.callback.TrainingCheckPoint(told.CHECKPOINTS, interval=10)
+saves = xgboost.callback.TrainingCheckPoint(reports.CHECKPOINTS, interval=10)
 booster = xgboost.train(
-    settings, data, told.STEPS - done, xgb_model=start, callbacks=[_Told(), saves]
+    settings, data, reports.STEPS - done, xgb_model=start, callbacks=[_Reports(), saves]
 )
-told.final({"model": bytes(booster.save_raw())})
+reports.final({"model": bytes(booster.save_raw())})

@@ -8,8 +8,8 @@ from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Re
 from embedded_aws.cloudformation.resources.calls import call, deletes, finds, look_up
 
 USER_DATA_LIMIT = 16 * 1024
-_MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
-               "ExcessCapacityTerminationPolicy")  # fmt: skip
+MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
+              "ExcessCapacityTerminationPolicy")  # fmt: skip
 
 
 def _create_template(request: HandlerRequest) -> Provisioned:
@@ -80,7 +80,7 @@ def _check_role(request: HandlerRequest, arn: str) -> None:
 def _update_fleet(request: HandlerRequest) -> Provisioned:
     config = request.properties["SpotFleetRequestConfigData"]
     _check_versions(config)
-    changes = {name: config[name] for name in _MODIFIABLE if name in config}
+    changes = {name: config[name] for name in MODIFIABLE if name in config}
     request.client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=request.physical_id, **changes
     )

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from botocore import xform_name
@@ -86,7 +86,7 @@ def _is_attached(request: HandlerRequest, gateway: dict[str, Any]) -> bool:
 
 
 def _is_not_deleted(_: HandlerRequest, found: dict[str, Any]) -> bool:
-    return bool(found["State"] != "deleted")
+    return bool(found.get("State") != "deleted")
 
 
 def _update_endpoint(request: HandlerRequest) -> Provisioned:
@@ -157,29 +157,42 @@ def _delete_group(request: HandlerRequest) -> None:
 
 
 def _named_after_its_calls(
-    name: str, attributes: Sequence[str] = (), configure: Callable[[HandlerRequest], None] = _retag
+    name: str,
+    *attributes: str,
+    configure: Callable[[HandlerRequest], None] = _retag,
+    update: Callable[[HandlerRequest], Provisioned] | None = None,
+    **irregular: str,
 ) -> ResourceType:
-    """Make a type whose calls follow EC2's rule: create_vpc, delete_vpc, describe_vpcs, VpcId."""
-    call_name = xform_name(name)
+    """Make a type whose calls follow EC2's rule: create_vpc, delete_vpc, describe_vpcs, VpcId.
+
+    `irregular` overrides EC2's word in tag specifications (`tag`), the id's attribute (`id`), and
+    the call that deletes and its argument (`delete` and `by`).
+    """
+    call_name, key = xform_name(name), f"{name}Id"
     return ResourceType(
         create=creates(
             "ec2",
             f"create_{call_name}",
-            tag_kind=call_name.replace("_", "-"),
+            tag_kind=irregular.get("tag", call_name.replace("_", "-")),
             answer=name,
-            by=f"{name}Id",
-            attributes=[f"{name}Id", *attributes],
+            by=key,
+            attributes={irregular.get("id", key): key, **{each: each for each in attributes}},
         ),
         configure=configure,
-        delete=deletes("ec2", f"delete_{call_name}", by=f"{name}Id"),
-        exists=finds("ec2", f"describe_{call_name}s", by=f"{name}Ids"),
+        update=update,
+        delete=deletes(
+            "ec2", irregular.get("delete", f"delete_{call_name}"), by=irregular.get("by", key)
+        ),
+        exists=finds(
+            "ec2", f"describe_{call_name}s", by=f"{key}s", answer=f"{name}s", where=_is_not_deleted
+        ),
     )
 
 
 TYPES: Registry = {
-    "AWS::EC2::VPC": _named_after_its_calls("Vpc", ["CidrBlock"], _configure_vpc),
+    "AWS::EC2::VPC": _named_after_its_calls("Vpc", "CidrBlock", configure=_configure_vpc),
     "AWS::EC2::Subnet": _named_after_its_calls(
-        "Subnet", ["VpcId", "CidrBlock", "AvailabilityZone"], _configure_subnet
+        "Subnet", "VpcId", "CidrBlock", "AvailabilityZone", configure=_configure_subnet
     ),
     "AWS::EC2::RouteTable": _named_after_its_calls("RouteTable"),
     "AWS::EC2::InternetGateway": _named_after_its_calls("InternetGateway"),
@@ -218,25 +231,7 @@ TYPES: Registry = {
         ),
         exists=finds("ec2", "describe_addresses", by="PublicIps", answer="Addresses"),
     ),
-    "AWS::EC2::NatGateway": ResourceType(
-        create=creates(
-            "ec2",
-            "create_nat_gateway",
-            tag_kind="natgateway",
-            answer="NatGateway",
-            by="NatGatewayId",
-            attributes=["NatGatewayId"],
-        ),
-        configure=_retag,
-        delete=deletes("ec2", "delete_nat_gateway", by="NatGatewayId"),
-        exists=finds(
-            "ec2",
-            "describe_nat_gateways",
-            by="NatGatewayIds",
-            answer="NatGateways",
-            where=_is_not_deleted,
-        ),
-    ),
+    "AWS::EC2::NatGateway": _named_after_its_calls("NatGateway", tag="natgateway"),
     "AWS::EC2::VPCGatewayAttachment": ResourceType(
         create=_attach_gateway,
         delete=deletes("ec2", "detach_internet_gateway", "InternetGatewayId", "VpcId"),
@@ -244,24 +239,12 @@ TYPES: Registry = {
             "ec2", "describe_internet_gateways", answer="InternetGateways", where=_is_attached
         ),
     ),
-    "AWS::EC2::VPCEndpoint": ResourceType(
-        create=creates(
-            "ec2",
-            "create_vpc_endpoint",
-            tag_kind="vpc-endpoint",
-            answer="VpcEndpoint",
-            by="VpcEndpointId",
-            attributes={"Id": "VpcEndpointId"},
-        ),
+    "AWS::EC2::VPCEndpoint": _named_after_its_calls(
+        "VpcEndpoint",
         update=_update_endpoint,
-        delete=deletes("ec2", "delete_vpc_endpoints", by="VpcEndpointIds"),
-        exists=finds(
-            "ec2",
-            "describe_vpc_endpoints",
-            by="VpcEndpointIds",
-            answer="VpcEndpoints",
-            where=_is_not_deleted,
-        ),
+        id="Id",
+        delete="delete_vpc_endpoints",
+        by="VpcEndpointIds",
     ),
     "AWS::EC2::FlowLog": ResourceType(
         create=creates(

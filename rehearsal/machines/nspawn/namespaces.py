@@ -62,7 +62,7 @@ def enter_namespaces() -> None:
     Call this before any thread starts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    sweeper, tell = _start_sweeper()
+    sweeper, pipe = _start_sweeper()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET) != 0:
         why = os.strerror(ctypes.get_errno())
         raise NotPossible(
@@ -71,14 +71,14 @@ def enter_namespaces() -> None:
     child = os.fork()
     if child != 0:
         status = _wait(child)
-        os.close(tell)
+        os.close(pipe)
         _, swept = os.waitpid(sweeper, 0)
         sys.exit(status or os.waitstatus_to_exitcode(swept))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The number in the name is ours: such a group is left from a rehearsal whose sweeper died.
     remove_groups(rehearsal_group())
-    os.write(tell, rehearsal_group().encode())
-    os.close(tell)
+    os.write(pipe, rehearsal_group().encode())
+    os.close(pipe)
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "proc", "proc", "/proc")
     run("ip", "link", "set", "lo", "up")
@@ -87,8 +87,8 @@ def enter_namespaces() -> None:
 def _start_sweeper() -> tuple[int, int]:
     """Start a process that removes the control groups when this process is gone, even by SIGKILL.
 
-    Namespaces end by themselves, groups do not. Return its id and the pipe by which to tell it the
-    groups' name; it begins once the pipe is closed everywhere.
+    Namespaces end by themselves, groups do not. Return its id and a pipe for the groups' name; it
+    begins once the pipe is closed everywhere.
     """
     reader, writer = os.pipe()
     sweeper = os.fork()

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills import QUIET_SECONDS, RATE, page
-from benchmarks.kills.rows import ROWS
+from benchmarks.kills import QUIET_SECONDS, RATE
+from benchmarks.kills import kill_table as page
+from benchmarks.kills.kill_table import ROWS
 from training.proof.check.program import MOST_FAILED_STARTS, Lives
 
 
 def test_the_page_is_what_the_results_say() -> None:
-    assert page.PAGE.read_text() == page.text(page.read()), (
+    assert page.PAGE.read_text() == page.page_text(page.read_results()), (
         "write it: python -m benchmarks kill_table --page --hours 0"
     )
 
@@ -28,20 +29,20 @@ def test_the_page_s_text_has_the_numbers_of_the_runs() -> None:
 
 def test_each_line_is_of_a_row_and_has_its_versions() -> None:
     rows = {row.name: row for row in ROWS}
-    assert page.read()
-    for line in page.read():
+    assert page.read_results()
+    for line in page.read_results():
         assert all(name in line["versions"] for name in rows[line["script"]].requirements), line
 
 
 def test_lines_of_other_ways_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    known = page.read()[0]
+    known = page.read_results()[0]
     monkeypatch.setattr(page, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
     page.PAGE.write_text("The text.\n\n## Public trainers\nOld.\n")
-    page.write([{**known, "way": "s3", "torn": "3 (kill)"}])
-    page.write([{**known, "way": "alone"}])
-    page.write([{**known, "way": "s3", "torn": "2 (notice)"}])
-    assert [line["way"] for line in page.read()] == ["alone", "s3"]
+    page.write_page([{**known, "way": "s3", "torn": "3 (kill)"}])
+    page.write_page([{**known, "way": "alone"}])
+    page.write_page([{**known, "way": "s3", "torn": "2 (notice)"}])
+    assert [line["way"] for line in page.read_results()] == ["alone", "s3"]
     text = (tmp_path / "page.md").read_text()
     assert "2 (notice)" in text and "3 (kill)" not in text
     assert text.startswith("The text.\n\n## Public trainers\n\n|") and "Old" not in text

@@ -10,10 +10,18 @@ import pytest
 
 from embedded_aws import EmbeddedAws
 from rehearsal.alarms.evaluation import Alarm, Metric
-from rehearsal.alarms.scenarios import FAULTS, HEALTHY, interruption, no_notice
 from rehearsal.alarms.streams import MINUTE, Stream
-from rehearsal.alarms.trial import first_alarm, play, read_alarms, try_alarms
-from rehearsal.command import main
+from rehearsal.alarms.trial import (
+    FAULTS,
+    HEALTHY,
+    first_alarm,
+    interruption,
+    no_notice,
+    play,
+    read_alarms,
+    try_alarms,
+)
+from rehearsal.rehearsal_command import main
 from stacks.parameters import StackParameters
 from tests.stacks.conftest import synthesize, templates  # noqa: F401
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.demo.demo_log import COLUMNS, NEWS, DemoLog
+from rehearsal.demo.demo import COLUMNS, NEWS, DemoLog
 
 BOOT = (
     "[ok] run-env: 18 variables for run run-1 (0.2 s)",

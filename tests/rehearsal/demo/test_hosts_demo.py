@@ -36,7 +36,7 @@ def test_an_interruption_waits_for_the_progress_of_those_who_came_after_the_one_
         log=_Log(),  # type: ignore[arg-type]
     )
     job: Any = SimpleNamespace(
-        name="job", network=None, told="", containers=[SimpleNamespace(host="algo-2")]
+        name="job", network=None, ending="", containers=[SimpleNamespace(host="algo-2")]
     )
     run: Any = SimpleNamespace(read=lambda name: None)
 

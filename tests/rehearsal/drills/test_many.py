@@ -36,11 +36,11 @@ def test_many_runs_side_by_side_end_equal_and_leave_nothing(
     process = rehearse("many", "--runs", "3", "--out", str(tmp_path), "--json")
     printed, said = process.communicate(timeout=1500)
     assert process.returncode == 0, said[-3000:]
-    told = json.loads(printed)
-    assert told == json.loads((tmp_path / "many.json").read_text())
-    assert told["faults"] == []
-    assert [each["machines"] for each in told["runs"]] == [1, 2, 1]
-    assert [each["taken"] for each in told["runs"]] == ["", "kill:dense:20", ""]
+    document = json.loads(printed)
+    assert document == json.loads((tmp_path / "many.json").read_text())
+    assert document["faults"] == []
+    assert [each["machines"] for each in document["runs"]] == [1, 2, 1]
+    assert [each["taken"] for each in document["runs"]] == ["", "kill:dense:20", ""]
     # Cents: a machine of some seconds.
-    assert all(0 < each["usd"] < 0.2 for each in told["runs"])
+    assert all(0 < each["usd"] < 0.2 for each in document["runs"])
     assert processes_below(tmp_path) == []

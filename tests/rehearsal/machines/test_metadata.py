@@ -134,8 +134,8 @@ def test_notice_and_recommendation_are_404_until_they_are_made(server: MetadataS
     assert read(server, action)[0] == 404
     assert "noticeTime" in json.loads(read(server, rebalance)[1])
     when = server.notice(120)
-    told = json.loads(read(server, action)[1])
-    assert told == {"action": "terminate", "time": f"{when:%Y-%m-%dT%H:%M:%SZ}"}
+    announced = json.loads(read(server, action)[1])
+    assert announced == {"action": "terminate", "time": f"{when:%Y-%m-%dT%H:%M:%SZ}"}
 
 
 def test_identity_document_names_the_instance(server: MetadataServer) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from sizing import catalogue
 from sizing.__main__ import main
+from sizing.catalogue.prices import import_skypilot, read, snapshot, write
 from sizing.catalogue.refresh import PriceBook
-from sizing.catalogue.snapshot import import_skypilot, read, snapshot, write
 
 HEAD = "InstanceType,AcceleratorName,Price,SpotPrice,Region,AvailabilityZone\n"
 
@@ -109,7 +109,7 @@ def test_only_what_a_region_sells_is_advised_there(capsys: pytest.CaptureFixture
 def test_a_snapshot_is_imported_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sizing.cli.catalogue.SNAPSHOT_FILE", tmp_path / "ours.csv")
+    monkeypatch.setattr("sizing.cli.catalogue_command.SNAPSHOT_FILE", tmp_path / "ours.csv")
     given = tmp_path / "vms.csv"
     given.write_text(HEAD + "g5.xlarge,A10G,1.006,0.45,us-west-2,usw2-az1\n")
     assert main(["catalogue", "--import-snapshot", str(given), "--date", "2026-11-01"]) == 0
@@ -125,7 +125,7 @@ def imports_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     """The file that an import writes, and every price is then read from."""
     ours = tmp_path / "ours.csv"
     kept = (snapshot, catalogue.hourly_price, catalogue.spot_price)
-    for module in ("sizing.cli.catalogue", "sizing.catalogue.snapshot"):
+    for module in ("sizing.cli.catalogue_command", "sizing.catalogue.prices"):
         monkeypatch.setattr(f"{module}.SNAPSHOT_FILE", ours)
     for each in kept:
         each.cache_clear()

@@ -7,8 +7,8 @@ from statistics import median
 import numpy as np
 import pytest
 
-from sizing.evidence import fit, memory
-from sizing.evidence.truths import counts, gpu_of, predictable, step_of
+from sizing.evidence import fit
+from sizing.evidence.truths import calibrating, counts, gpu_of, missing_bytes, predictable, step_of
 from sizing.models.constants import MIB, Constants
 from sizing.models.fitted import fitted
 from sizing.models.step_time import roofline
@@ -51,7 +51,7 @@ def test_the_constants_that_ship_are_what_the_fit_gives() -> None:
     for kind, interval in fitted().intervals.items():
         assert asdict(interval) == pytest.approx(asdict(fit.expected(kind)), rel=2e-3), kind
     assert fitted().runs == {gpu: [t.gpu for t in TRUTHS].count(gpu) for gpu in fitted().runs}
-    missing = median(map(memory.missing_bytes, memory.calibrating()))
+    missing = median(map(missing_bytes, calibrating()))
     assert fitted().workspace_mib == pytest.approx(missing / MIB, rel=2e-3)
 
 

@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from sizing.fallback.decision import decide_market
-from sizing.fallback.situation import Decision, Situation, SpotHistory
+from sizing.fallback.decision import Decision, Situation, SpotHistory, decide_market
+from sizing.spot.interruptions import SpotLife
 from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome
-from sizing.spot.traces import SpotLife
 from tests.sizing.sample_lives import poisson_lives
 
 HOUR = 3600.0

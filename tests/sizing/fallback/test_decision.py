@@ -5,15 +5,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from sizing.fallback.decision import decide_market as decide
-from sizing.fallback.lookahead import make_table
-from sizing.fallback.situation import (
+from sizing.fallback.decision import (
     PRIOR_LIFE_HOURS,
     PRIOR_WAIT_HOURS,
     Situation,
     SpotHistory,
+    make_table,
     observe_market,
 )
+from sizing.fallback.decision import decide_market as decide
 from sizing.spot.interruptions import interruptions
 
 HOUR = 3600.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import one_or_several
+from sizing.plan.size_plan import Plan, make_plan
 from sizing.plan.work import _exchange_seconds_a_byte
 
 

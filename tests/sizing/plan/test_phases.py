@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
+from sizing.plan.plan_inputs import Request
+from sizing.plan.size_plan import Plan, make_plan
 from tests.sizing.sample_plan import plan
 
 PHASES = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sizing.plan.plan import Plan, make_plan
+from sizing.plan.size_plan import Plan, make_plan
 from sizing.plan.triggers import SIGNALS, as_given, fire, load_rules, signals
 from tests.sizing import sample_plan
 

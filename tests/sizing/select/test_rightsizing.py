@@ -4,7 +4,7 @@ import pytest
 
 from sizing import catalogue
 from sizing.catalogue import Price
-from sizing.select.families import family_rows
+from sizing.cli.catalogue_command import family_rows
 from sizing.select.rightsizing import TARGET_PERCENT, busy_percent, rightsize
 
 

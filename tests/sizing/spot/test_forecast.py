@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
 from sizing.spot.forecast import SpotForecast, forecast
-from sizing.spot.interruptions import interruptions
+from sizing.spot.interruptions import Trace, interruptions, load_trace
 from sizing.spot.pattern import (
     POISSON,
     SEEN,
@@ -20,7 +20,6 @@ from sizing.spot.pattern import (
     unseen_zone,
 )
 from sizing.spot.simulation import SpotRun
-from sizing.spot.traces import Trace, load_trace
 
 from .conftest import WriteTrace
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.spot.forecast import forecast
+from sizing.spot.interruptions import SpotLife
 from sizing.spot.pattern import POISSON
 from sizing.spot.replay import Replay, ReplayJob
 from sizing.spot.simulation import SpotRun
-from sizing.spot.traces import SpotLife
 from tests.sizing.sample_lives import poisson_lives
 
 HOUR = 3600.0

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from sizing.fallback.situation import PRIOR_LIFE_HOURS, PRIOR_WAIT_HOURS
+from sizing.fallback.decision import PRIOR_LIFE_HOURS, PRIOR_WAIT_HOURS
 from stacks.guard import handler
 from stacks.guard import settings as guard_settings
 from stacks.guard.settings import Forecast

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from sizing.plan.plan import Plan
+from sizing.plan.size_plan import Plan
 from stacks.parameters import StackParameters, decisions
 
 SIZE = "g5.xlarge"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from training.durable.sources import ClassFolders, ImportSource, SourceFile
+from training.durable.sources import ImportSource, SourceFile, class_names, copy_in_splits
 
 FILES = ("cats/1.npy", "cats/2.npy", "dogs/häßlich 1.npy", "dogs/.DS_Store", ".git/x")
 
@@ -37,7 +37,7 @@ EXPECTED = [
 def test_a_folder_per_class(tmp_path: Path) -> None:
     files = ImportSource(fill(tmp_path / "own"), tmp_path).files()
     assert rows(files) == EXPECTED
-    assert ClassFolders.names(files) == ["cats", "dogs"]
+    assert class_names(files) == ["cats", "dogs"]
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
@@ -71,12 +71,12 @@ def test_files_without_classes(tmp_path: Path) -> None:
     files = ImportSource(own, tmp_path).files()
     assert rows(files) == [("train/1.txt", None, "train"), ("val/2.txt", None, "validation")]
     with pytest.raises(UserError, match=r"train/1\.txt is in no class; .* as SPLIT/CLASS/FILE"):
-        ClassFolders.names(files)
+        class_names(files)
     flat = ImportSource(fill(tmp_path / "flat", ("1.txt",)), tmp_path).files()
     assert rows(flat) == [("1.txt", None, None)]
     assert flat[0].path.name == ImportSource(tmp_path / "flat" / "1.txt", tmp_path).files()[0].name
     with pytest.raises(UserError, match=r"1\.txt is in no class; lay the files out as CLASS/FILE"):
-        ClassFolders.names(flat)
+        class_names(flat)
     fill(own, ("3.txt",))
     with pytest.raises(UserError, match=r"3\.txt has no split, but other files do"):
         ImportSource(own, tmp_path).files()
@@ -151,7 +151,7 @@ def test_files_are_copied_into_splits_the_same_for_the_same_seed(tmp_path: Path)
     files = ImportSource(fill(tmp_path / "own", (*names, "mice/1.png")), tmp_path).files()
     held_out = []
     for out in ("one", "two"):
-        meta = ClassFolders.copy_in_splits(files, tmp_path / out, 3, lambda done, total: None)
+        meta = copy_in_splits(files, tmp_path / out, 3, lambda done, total: None)
         found = sorted((tmp_path / out / "validation").rglob("*.png"))
         held_out.append([path.relative_to(tmp_path / out) for path in found])
     assert meta == {"classes": ["cats", "dogs", "mice"], "splits": {"train": 37, "validation": 4}}
@@ -166,4 +166,4 @@ def test_fails_for_two_files_of_a_class_with_one_name(tmp_path: Path) -> None:
     (own / "table.csv").write_text(table)
     files = ImportSource(own, tmp_path).files()
     with pytest.raises(UserError, match=r"more/1\.png has the same name as a file of its class"):
-        ClassFolders.copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)
+        copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)

@@ -14,9 +14,8 @@ from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.head import Head
 from training.durable.record.run import OpenRun
-from training.durable.save.tensors.extension import Extension
 from training.durable.save.tensors.resume import CheckpointContent
-from training.durable.save.tensors.weights import Weights
+from training.durable.save.tensors.weights import Extension, Weights
 from training.durable.store.folder import FolderStore
 
 CONSTANT = "--override=schedule=constant"

@@ -160,9 +160,9 @@ def test_the_memory_of_a_run_is_that_of_all_its_processes_once(tmp_path: Path) -
     code = (
         "import os, time, sys\n"
         "from pathlib import Path\n"
-        "from training.durable.save.tensors.memory import LocalMemory\n"
+        "from training.durable.save.tensors.memory import used_bytes\n"
         "from training.preflight.admission import *\n"
-        "print(LocalMemory.used_bytes(os.getpid()) >> 20, flush=True)\n"
+        "print(used_bytes(os.getpid()) >> 20, flush=True)\n"
         "shared = b'x' * (60 << 20)\n"
         "for number in range(2):\n"
         "    if os.fork() == 0:\n"

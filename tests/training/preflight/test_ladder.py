@@ -22,7 +22,7 @@ from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
 from training.durable.errors import RunFailedError
 from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
-from training.durable.save.tensors.memory import LocalMemory
+from training.durable.save.tensors.memory import data_bytes
 from training.durable.store.folder import FolderStore
 from training.engine.stage_checks import problems
 from training.preflight import preflight
@@ -65,8 +65,8 @@ def use_up_freed_memory() -> None:
     malloc = ctypes.CDLL(None).malloc
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     for size in (2**22, 2**20, 2**18):
-        used = LocalMemory.data_bytes()
-        while LocalMemory.data_bytes() == used:
+        used = data_bytes()
+        while data_bytes() == used:
             malloc(size)
 
 

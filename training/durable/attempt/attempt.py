@@ -20,9 +20,8 @@ from contract.errors import Exit, UserError
 from training.durable.attempt.supervisor import Supervisor, Watchdog
 from training.durable.errors import MachineError, RunFailedError
 from training.durable.record.head import KEEP_NEWEST, Head, Retention
-from training.durable.record.lease import Lease, LeaseLostError
+from training.durable.record.lease import Lease, LeaseLostError, with_way_back
 from training.durable.record.metrics import Events, Metrics
-from training.durable.record.reopening import with_way_back
 from training.durable.record.run import RunConfig, ensure_run_config, now_utc
 from training.durable.report.progress import FileProgressBar
 from training.durable.report.receipt import RunResult, conclude, write_receipt
@@ -36,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOptions:
-    """What the command line decides about one attempt, whatever it trains."""
+    """The command line's options for one attempt, whatever it trains."""
 
     store: Store
     run_id: str
@@ -62,7 +61,7 @@ class AttemptOptions:
 
 
 class _Job(Protocol):
-    """What an attempt trains."""
+    """The work of an attempt: stages or a program."""
 
     placement: frozenset[str]  # the fields of its config that may differ between attempts
     ranks: int | None  # that train it in this attempt; None: the job decides
@@ -105,12 +104,12 @@ class HeldRun:
 
     @property
     def of_rank_0(self) -> dict[str, Any]:
-        """What rank 0 alone has of an `AttemptContext`, by field."""
+        """The fields of an `AttemptContext` that rank 0 alone has."""
         return {"own_lease": self.lease, "metrics": self.metrics, "events": self.events}
 
     def begin(self) -> None:
         """Report the take-over, and keep renewing the lease."""
-        self._tell_take_over()
+        self._report_take_over()
         self.lease.start_heartbeat()
 
     def begin_generation(self, skipped_steps: tuple[int, ...]) -> None:
@@ -118,7 +117,7 @@ class HeldRun:
         self.metrics.flush()
         self.lease.begin_generation(skipped_steps)
         self.metrics.begin_generation(self.generation, self.lease.head.nonce)
-        self._tell_take_over()
+        self._report_take_over()
 
     def finish(self, result: RunResult) -> None:
         """Write the receipt and mark the run finished."""
@@ -143,7 +142,7 @@ class HeldRun:
             raise
         finally:
             self.supervisor.last_resort.stand_down()
-            # The error that ends the attempt is more telling than a release that fails too.
+            # The error that ends the attempt reveals more than a release that fails too.
             with contextlib.suppress(LeaseLostError, StoreError):
                 self.lease.release()
             with contextlib.suppress(StoreError):
@@ -154,7 +153,7 @@ class HeldRun:
             self.metrics.close()
             conclude(self.store, self.record, self.lease.head)
 
-    def _tell_take_over(self) -> None:
+    def _report_take_over(self) -> None:
         """Write the event of a new generation, with price and ranks for report and receipt."""
         self.events.emit("take-over", "ok", generation=self.generation, **self._known)
 
@@ -169,21 +168,17 @@ def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> i
         options.store, options.run_id, options.writer, options.lease_ttl_seconds
     )
     if isinstance(lease, Head):
-        return _report_ended(options.store.uri, lease)
+        head, uri = lease, options.store.uri
+        if head.state == "finished":
+            _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256 or "none")
+            return Exit.FINISHED
+        _log.error("[failed] %s has failed: %s", uri, head.reason)
+        return Exit.FAILED
     run = HeldRun(options, supervisor, lease, record, job.ranks)
     with run.ending():
         run.begin()
         run.finish(job.train(run))
     return Exit.FINISHED
-
-
-def _report_ended(uri: str, head: Head) -> int:
-    """Print that a run has already ended; return the exit code."""
-    if head.state == "finished":
-        _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256 or "none")
-        return Exit.FINISHED
-    _log.error("[failed] %s has failed: %s", uri, head.reason)
-    return Exit.FAILED
 
 
 _POLL_SECONDS = 0.1

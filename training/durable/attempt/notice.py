@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from contract.notice import Policy, exit_reserve, last_save_needs, save_reserve
@@ -81,25 +80,25 @@ class Interruption:
         self.budget_seconds = budget_seconds
         self._notice_file = notice_file
         self._when_noticed: Callable[[Notice], None] | None = None
-        # Two threads may tell at once: the one that signals wake, and the main thread.
+        # Two threads may record at once: the one that signals wake, and the main thread.
         self._lock = threading.Lock()
         self._noticed = threading.Event()
         self._rebalance = threading.Event()
-        self.is_shutting_down = False  # told to end, with or without a notice before
-        self._reader: socket.socket | None = None
+        self.is_shutting_down = False  # asked to end, with or without a notice before
         self._writer: socket.socket | None = None
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
         """Install the handlers; a notice file that is already there counts as a notice."""
-        self._reader, self._writer = socket.socketpair()
+        reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (*_CAUSES, signal.SIGUSR2):
-            self._before[number] = signal.signal(number, _do_nothing)
-        threading.Thread(target=self._receive, name="signals", daemon=True).start()
+            # The wake-up descriptor has the signal; Python only needs a handler to be set.
+            self._before[number] = signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._receive, args=(reader,), name="signals", daemon=True).start()
         if self._notice_file and self._notice_file.exists():
-            self.tell("notice")
+            self.record("notice")
 
     def close(self) -> None:
         """Restore the handlers; the thread ends with its socket."""
@@ -111,7 +110,7 @@ class Interruption:
         self._writer.close()
         self._writer = None
 
-    def tell(self, cause: _Cause) -> None:
+    def record(self, cause: _Cause) -> None:
         """Record a notice or shutdown; the first sets the deadline, a later one may shorten it.
 
         A named time in the past is ignored: this machine runs, so a clock or the file is wrong, and
@@ -161,20 +160,14 @@ class Interruption:
             return True
         return False
 
-    def _receive(self) -> None:
-        reader = self._reader
-        assert reader is not None
+    def _receive(self, reader: socket.socket) -> None:
         with reader:
             while numbers := reader.recv(64):
                 for number in numbers:
                     if number == signal.SIGUSR2:
                         self.recommend_rebalance()
                     elif number in _CAUSES:
-                        self.tell(_CAUSES[number])
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """The wake-up descriptor has the signal; Python only needs a handler to be set."""
+                        self.record(_CAUSES[number])
 
 
 def _seconds_in(notice_file: Path | None) -> float | None:
@@ -197,7 +190,7 @@ _CANDIDATE_POLL_SECONDS = 2.0
 
 
 class Saves:
-    """What can be saved at a boundary during a notice; all ranks call each method.
+    """The saves at a boundary during a notice; all ranks call each method.
 
     This class saves nothing, for work that publishes by itself, such as shards.
     """
@@ -284,16 +277,13 @@ class ExtraTime:
                 saves.end(notice)
             if ranks.all_agree(self.would_allow(work_seconds, save_seconds)):
                 assert save_seconds is not None
-                self._grant(notice, save_seconds)
+                self._save_seconds = save_seconds
+                if self.held is not None:
+                    _log.info("[notice] safe, %.1f s left", notice.seconds_left)
+                    self.watch_candidates()
                 ranks.leave_to_last_resort(notice)
                 return
         raise InterruptedRunError(notice.cause)
-
-    def _grant(self, notice: Notice, save_seconds: float) -> None:
-        self._save_seconds = save_seconds
-        if self.held is not None:
-            _log.info("[notice] safe, %.1f s left", notice.seconds_left)
-            self.watch_candidates()
 
     def would_allow(
         self, work_seconds: float | None, save_seconds: float | None, first: float = 0.0

@@ -4,7 +4,7 @@ Does not use torchrun: signals must reach the process that saves, torchrun turns
 1, and it kills a rank 0 that is still uploading 30 s after the first other rank has exited. If
 torchrun is used anyway, its variables are honoured.
 
-The first host leads: it listens, and the others connect and say what they are about to train. These
+The first host leads: it listens, and the others connect and report what they will train. These
 connections stay open during the attempt and carry one byte, at an orderly end; one that breaks
 means a lost host, unless that host has finished. The kernel probes them, so that no long call into
 C++ looks like a lost host; rank 0's watchdog finds a host that hangs. Imports no torch.
@@ -45,7 +45,7 @@ class RankProcess(Protocol):
 
     @property
     def stdin(self) -> IO[bytes] | None:
-        """The pipe whose closing tells the rank that its machine's first one has exited."""
+        """The pipe whose closing signals that the machine's first rank has exited."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code; TimeoutExpired after `timeout` seconds. For any thread."""
@@ -82,10 +82,16 @@ class OtherRanks:
         self, start: StartRank, own_rank: int, num_here: int, num_ranks: int, rendezvous: str
     ) -> None:
         """This process is `own_rank`, the first of `num_here` here, of `num_ranks` in all."""
-        self._processes = {
-            own_rank + local: start(_variables(own_rank + local, local, num_ranks, rendezvous))
-            for local in range(1, num_here)
-        }
+        self._processes = {}
+        for local in range(1, num_here):
+            variables = {
+                "RANK": str(own_rank + local),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(num_ranks),
+                "TRAINING_RENDEZVOUS": rendezvous,
+                "TRAINING_LEADER": "stdin",
+            }
+            self._processes[own_rank + local] = start(variables)
 
     def watch(self, when_lost: Callable[[str], None]) -> None:
         """Call `when_lost` with one sentence if a rank exits by itself."""
@@ -114,18 +120,8 @@ class OtherRanks:
                 process.wait()
 
 
-def _variables(rank: int, local: int, num_ranks: int, rendezvous: str) -> Mapping[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(num_ranks),
-        "TRAINING_RENDEZVOUS": rendezvous,
-        "TRAINING_LEADER": "stdin",
-    }
-
-
-# Is told why a host is lost, and ends the attempt unless it ends by itself within these seconds.
-_Tell: TypeAlias = Callable[[str, float], None]
+# Takes why a host is lost, and ends the attempt unless it ends by itself within these seconds.
+_Report: TypeAlias = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,23 +161,22 @@ class _Meeting:
     """The connections of one host while an attempt goes on: to the leader, or to all others."""
 
     def __init__(
-        self, address: str, connections: Mapping[str, socket.socket], said: str = ""
+        self, address: str, connections: Mapping[str, socket.socket], message: str = ""
     ) -> None:
         self.address = address  # where the ranks meet, in torch.distributed's form
-        self.said = said  # the first host's message to all
+        self.message = message  # from the first host to all
         self._connections = connections
         self._is_over = False
 
-    def watch(self, tell: _Tell) -> None:
-        """Call `tell` when a host is lost, or has ended before this one."""
+    def watch(self, report: _Report) -> None:
+        """Call `report` when a host is lost, or has ended before this one."""
         for name, connection in self._connections.items():
-            listen = threading.Thread(
-                target=self._listen, args=(name, connection, tell), name=f"host-{name}", daemon=True
-            )
-            listen.start()
+            about = (name, connection, report)
+            where = f"host-{name}"
+            threading.Thread(target=self._listen, args=about, name=where, daemon=True).start()
 
     def close(self, *, has_finished: bool = False) -> None:
-        """Tell the others that this host ends in order, or that they may go on without it."""
+        """Signal that this host ends in order, or that the others may go on without it."""
         self._is_over = True
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # it may be gone already
@@ -189,25 +184,25 @@ class _Meeting:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def _listen(self, name: str, connection: socket.socket, tell: _Tell) -> None:
+    def _listen(self, name: str, connection: socket.socket, report: _Report) -> None:
         try:
-            said = connection.recv(1)
+            end = connection.recv(1)
         except OSError:
-            said = b""
-        if self._is_over or said == _FINISHED:
+            end = b""
+        if self._is_over or end == _FINISHED:
             return
-        if said == _LEFT:
-            tell(f"host {name} has ended", _GRACE_SECONDS)
+        if end == _LEFT:
+            report(f"host {name} has ended", _GRACE_SECONDS)
         else:
-            tell(f"host {name} is lost", 0.0)
+            report(f"host {name} is lost", 0.0)
 
 
 def meet(
-    hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], said: str = ""
+    hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], message: str = ""
 ) -> _Meeting:
     """Wait for all hosts, calling `waiting` all the while; UserError if their facts differ.
 
-    What the first host says is in `_Meeting.said` on all of them.
+    The first host's message is in `_Meeting.message` on all of them.
     """
     end = time.monotonic() + hosts.meeting_seconds
     if hosts.number:
@@ -219,12 +214,12 @@ def meet(
         with socket.create_server(("", 0)) as free:
             address = f"tcp://{hosts.own}:{free.getsockname()[1]}"
         for connection in found.values():
-            _say(connection, {"address": address, "said": said})
+            _send(connection, {"address": address, "said": message})
     except BaseException:
         for connection in found.values():
             connection.close()
         raise
-    return _Meeting(address, found, said)
+    return _Meeting(address, found, message)
 
 
 def _gather(
@@ -247,8 +242,8 @@ def _gather(
                 continue
             _probe(connection)
             try:
-                said = _hear(connection)
-                name, theirs = str(said["host"]), said["facts"]
+                hello = _receive(connection)
+                name, theirs = str(hello["host"]), hello["facts"]
             except (OSError, ValueError, KeyError, TypeError):
                 connection.close()  # not one of our hosts
                 continue
@@ -261,7 +256,7 @@ def _gather(
                     f"host {name} has the {what} {theirs.get(what)!r}, and {hosts.own} "
                     f"{facts[what]!r}; give all hosts the same"
                 )
-                _say(connection, {"refused": refused})
+                _send(connection, {"refused": refused})
                 raise UserError(refused)
 
 
@@ -283,10 +278,10 @@ def _join(
         failing.enter_context(connection)
         try:
             _probe(connection)
-            _say(connection, {"host": hosts.own, "facts": dict(facts)})
+            _send(connection, {"host": hosts.own, "facts": dict(facts)})
             while not select.select([connection], [], [], _POLL_SECONDS)[0]:
                 waiting()
-            answer = _hear(connection)
+            answer = _receive(connection)
         except OSError as error:
             raise AttemptEndedError(f"host {leader} was lost before all hosts had met") from error
         if "refused" in answer:
@@ -314,11 +309,11 @@ def _probe(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _say(connection: socket.socket, record: Mapping[str, Any]) -> None:
+def _send(connection: socket.socket, record: Mapping[str, Any]) -> None:
     connection.sendall(json.dumps(record).encode() + b"\n")
 
 
-def _hear(connection: socket.socket) -> dict[str, Any]:
+def _receive(connection: socket.socket) -> dict[str, Any]:
     """Read one line and not a byte more, which would be lost to the next reader."""
     connection.settimeout(_HELLO_SECONDS)
     line = b""

@@ -194,7 +194,7 @@ _GRACE_SECONDS = 5.0
 
 
 class _StagedCopy(Protocol):
-    """What can still be saved without the main thread (the checkpointer, which imports torch)."""
+    """The state that can be saved without the main thread (the checkpointer imports torch)."""
 
     def must_start_by(self, notice: Notice) -> float:
         """The monotonic time after which `save_staged` would no longer fit the notice."""

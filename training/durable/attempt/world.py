@@ -84,8 +84,8 @@ class RankEnvironment:
             return self.world_size
         gpus = torch.cuda.device_count()
         if num_processes and 0 < gpus < num_processes:
-            said = f"{num_processes} ranks need a GPU each, and this machine has {gpus}"
-            raise UserError(f"{said}; pass --num-processes {gpus}")
+            why = f"{num_processes} ranks need a GPU each, and this machine has {gpus}"
+            raise UserError(f"{why}; pass --num-processes {gpus}")
         return self.num_hosts * (num_processes or gpus or self.cpu_ranks)
 
     @contextlib.contextmanager
@@ -111,7 +111,7 @@ class RankEnvironment:
         num_here = num_ranks // self.num_hosts
         lost: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-        def tell(why: str, grace_seconds: float = 0.0) -> None:
+        def report(why: str, grace_seconds: float = 0.0) -> None:
             lost.put(why)
             time.sleep(grace_seconds)
             supervisor.last_resort.fail(why)
@@ -121,7 +121,7 @@ class RankEnvironment:
             if self.hosts is not None:
                 met = meet(self.hosts, {"ranks": num_here, **facts}, supervisor.wait_for_others)
                 stack.callback(met.close)
-                met.watch(tell)
+                met.watch(report)
                 rank, address = self.hosts.number * num_here, met.address
             else:
                 scratch.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class RankEnvironment:
             siblings = OtherRanks(start, rank, num_here, num_ranks, address)
             stack.callback(siblings.close)
             supervisor.last_resort.when_failing = siblings.show_stacks
-            siblings.watch(tell)
+            siblings.watch(report)
             stack.callback(supervisor.last_resort.stand_down)
             with _naming_the_lost(lost):
                 yield replace(self, rank=rank, world_size=num_ranks, rendezvous=address)
@@ -213,7 +213,7 @@ class World:
     def swap(self, sent: Tensor, received: Tensor, partner: int, tag: int) -> list[dist.Work]:
         """Begin to send a tensor to one other rank, and to receive one that this rank sends.
 
-        Only the two call it; gloo tells swaps with different tags apart, NCCL goes by their order.
+        Only the two call it; gloo distinguishes swaps by their tags, NCCL by their order.
         """
         there = dist.P2POp(dist.isend, sent, partner, tag=tag)
         back = dist.P2POp(dist.irecv, received, partner, tag=tag)
@@ -309,9 +309,9 @@ class World:
                 self.close()
             raise
         except RuntimeError as error:
-            if self.leads or not _is_collective(error) or (said := self.note(_LEASE_LOST)) is None:
+            if self.leads or not _is_collective(error) or (lost := self.note(_LEASE_LOST)) is None:
                 raise
-            raise LeaseLostError(said) from error
+            raise LeaseLostError(lost) from error
         self.close()
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ class World:
 
 
 class _Vote(NamedTuple):
-    """What all ranks have agreed on at a boundary."""
+    """The agreement of all ranks at a boundary."""
 
     weights: Sequence[float]  # by share, of all ranks
     is_noticed: bool  # a notice or shutdown has come, to any rank
@@ -340,9 +340,7 @@ class _Consensus:
     def __init__(self, context: "AttemptContext") -> None:
         self._world = context.world
         self._supervisor = context.supervisor
-        self._lease = context.own_lease
-        self._store = context.store
-        self._events = context.events
+        self._context = context
         self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
@@ -352,7 +350,8 @@ class _Consensus:
         The others have 0 there, so the order of the ranks does not change the sums.
         """
         self._supervisor.watchdog.beat()
-        is_lost = self._lease is not None and self._lease.lost.is_set()
+        lease = self._context.own_lease
+        is_lost = lease is not None and lease.lost.is_set()
         # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
         interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
         rebalance = not self._world.leads and interruption.take_rebalance()
@@ -366,12 +365,12 @@ class _Consensus:
             # No other rank was asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
             has_diverged = self._divergence is not None
-            if self._lease is not None:
-                self._lease.check()
+            if (lease := self._context.own_lease) is not None:
+                lease.check()
         if rebalance and self._world.leads:
             self._supervisor.interruption.recommend_rebalance()
         if is_lost:
-            raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+            raise LeaseLostError(f"{self._context.store.uri} was taken over by another writer")
         if has_diverged:
             divergence, self._divergence = self._divergence, None
             raise GoBackError(divergence)
@@ -424,13 +423,13 @@ class _Consensus:
         The first call writes the event.
         """
         self._supervisor.last_resort.stand_down()
-        self._supervisor.interruption.tell("notice")  # no-op unless only another rank has it
+        self._supervisor.interruption.record("notice")  # no-op unless only another rank has it
         notice = self._supervisor.interruption.notice
         assert notice is not None
         if not self._is_notice_taken:
             self._is_notice_taken = True
             left = round(notice.seconds_left, 3)
-            self._events.emit("notice", cause=notice.cause, seconds_left=left)
+            self._context.events.emit("notice", cause=notice.cause, seconds_left=left)
         return notice
 
     def leave_to_last_resort(self, notice: Notice) -> None:

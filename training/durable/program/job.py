@@ -4,12 +4,13 @@ import contextlib
 import hashlib
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -23,8 +24,7 @@ from training.durable.attempt.notice import Notice
 from training.durable.attempt.ranks import meet
 from training.durable.attempt.supervisor import Supervisor, Watchdog
 from training.durable.errors import AttemptEndedError, InterruptedRunError
-from training.durable.program.container import ContainerHost, claimed
-from training.durable.program.options import ProgramOptions, build_command
+from training.durable.program.container import ContainerHost, ProgramOptions, build_command, claimed
 from training.durable.program.process import ProgramProcess
 from training.durable.program.watch import ProgramWatch
 from training.durable.record.run import RunConfig
@@ -71,7 +71,7 @@ class _ProgramJob:
         self._command = build_command(options, self._host, channels, os.environ)
 
     def run_config(self) -> RunConfig:
-        """Return what config.json says of the run, if this is its first attempt."""
+        """Return config.json's content if this is the run's first attempt."""
         return self._options.run_config(
             workload=WORKLOAD,
             recipe=WORKLOAD,
@@ -115,12 +115,12 @@ class _ProgramJob:
                 raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
         return Exit.FINISHED
 
-    @contextlib.contextmanager
-    def _process(self, variables: Mapping[str, str], output: int) -> Iterator[ProgramProcess]:
+    def _process(
+        self, variables: Mapping[str, str], output: int
+    ) -> contextlib.closing[ProgramProcess]:
         words, folder = self._command.words, self._command.folder
         process = ProgramProcess(words, folder=folder, variables=variables, output=output)
-        with contextlib.closing(process):
-            yield process
+        return contextlib.closing(process)
 
     @contextlib.contextmanager
     def _meeting(
@@ -136,9 +136,9 @@ class _ProgramJob:
             supervisor.wait_for_others()
             check()
 
-        def tell(why: str, grace_seconds: float = 0.0) -> None:
+        def report(why: str, grace_seconds: float = 0.0) -> None:
             _log.warning("[program] %s, so the program ends here, too", why)
-            supervisor.interruption.tell("shutdown")
+            supervisor.interruption.record("shutdown")
 
         facts = {
             "source": self._source_sha256,
@@ -147,8 +147,8 @@ class _ProgramJob:
         }
         meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
         try:
-            meeting.watch(tell)
-            yield meeting.said
+            meeting.watch(report)
+            yield meeting.message
             has_finished = True
         finally:
             meeting.close(has_finished=has_finished)
@@ -168,27 +168,23 @@ def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> N
 
 
 def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:
-    """Do long work in a thread, and keep telling the watchdog; a lost lease ends it."""
-    results: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+    """Do long work in a thread, and keep reporting to the watchdog; a lost lease ends it."""
+    result: Future[_T] = Future()
 
     def work() -> None:
         try:
-            results.put((act(), None))
+            result.set_result(act())
         except BaseException as error:
-            results.put((None, error))
+            result.set_exception(error)
 
     threading.Thread(target=work, name="prepare", daemon=True).start()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            result, error = results.get(timeout=_POLL_SECONDS)
-            if error is not None:
-                raise error
-            return result  # type: ignore[return-value]
+    while not futures.wait([result], _POLL_SECONDS).done:
         run.supervisor.watchdog.beat()
         run.lease.check()
         notice = run.supervisor.interruption.notice
         if until_notice and notice is not None:
             raise InterruptedRunError(notice.cause)
+    return result.result()
 
 
 @contextlib.contextmanager

@@ -46,7 +46,12 @@ class ProgramLog:
         self._splitter = _LineSplitter(self._take_line)
         local.parent.mkdir(parents=True, exist_ok=True)
         self._local = local.open("w+b", buffering=0)
-        self._parts = _Parts(store, writer, self._local)
+        self._store = store
+        self._writer = writer
+        self._size = 0  # of the local file, as far as it is written
+        self._start = 0  # of the current part
+        self._sent = 0
+        self._number = 1
         self._is_full = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name="program-log", daemon=True)
@@ -84,7 +89,7 @@ class ProgramLog:
         try:
             while data and not self._is_full:
                 written = self._local.write(data)
-                self._parts.size += written
+                self._size += written
                 data = data[written:]
         except OSError as error:
             self._is_full = True
@@ -107,8 +112,16 @@ class ProgramLog:
             time.sleep(pause)
 
     def _try_to_send(self, then: str) -> bool:
+        """Send what is new: full parts once, the current one again; return whether that worked."""
         try:
-            self._parts.send()
+            while self._sent < (size := self._size):
+                count = min(_PART_BYTES, size - self._start)
+                data = os.pread(self._local.fileno(), count, self._start)
+                key = f"{LOGS}{self._writer}-{self._number:05d}.log.gz"
+                self._store.put(key, gzip.compress(data, 6, mtime=0))
+                self._sent = self._start + len(data)
+                if len(data) == _PART_BYTES:
+                    self._start, self._number = self._sent, self._number + 1
         except StoreError as error:
             _log.warning(f"[log] {error}; {then}")
             return False
@@ -162,33 +175,6 @@ class _LineSplitter:
                 self._shown = now if is_redrawn else self._shown
                 _show(line + b"\n")
         self._take(line, is_redrawn)
-
-
-class _Parts:
-    """The log's parts in the store, made from the local file."""
-
-    def __init__(self, store: Store, writer: str, local: io.FileIO) -> None:
-        self._store = store
-        self._writer = writer
-        self._local = local.fileno()
-        self.size = 0  # of the local file, as far as it is written
-        self._start = 0  # of the current part
-        self._sent = 0
-        self._number = 1
-
-    def send(self) -> None:
-        """Send what is new: full parts once, the current one again."""
-        while self._sent < (size := self.size):
-            data = os.pread(self._local, min(_PART_BYTES, size - self._start), self._start)
-            self._store.put(_log_key(self._writer, self._number), gzip.compress(data, 6, mtime=0))
-            self._sent = self._start + len(data)
-            if len(data) == _PART_BYTES:
-                self._start, self._number = self._sent, self._number + 1
-
-
-def _log_key(writer: str, number: int) -> str:
-    """The key of one part of an attempt's log."""
-    return f"{LOGS}{writer}-{number:05d}.log.gz"
 
 
 def _show(data: bytes) -> None:

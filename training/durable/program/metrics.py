@@ -23,7 +23,7 @@ _MAX_ROWS = 100_000
 _SCAN_SHARE = 0.02
 # Bytes per read of a file; the rest comes with the next.
 _MAX_READ_BYTES = 1 << 20
-# The head tells that a file was rewritten, even if it is longer than before.
+# The head shows that a file was rewritten, even if it is longer than before.
 _HEAD_BYTES = 256
 _POSITIONS = ("step", "global_step", "epoch", "time")
 _STEP = "step"
@@ -63,7 +63,7 @@ class MetricReader:
         definition named `step` gives the step of the other metrics on its line and on those after
         it.
         """
-        self._log = _LogMetrics(definitions)
+        self._log = _DefinedMetrics(definitions) if definitions else _TrainerPrints()
         self._folders = folders
         self._files: dict[Path, _TextFile | EventFile] = {}
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class MetricReader:
         """Take the next line of the program's output, without its end."""
         if 0 < len(line) <= _MAX_LINE_BYTES:
             with self._lock:
-                self._keep(self._log.read(line.decode(errors="replace")))
+                self._keep(self._log.read(_ESCAPE.sub("", line.decode(errors="replace"))))
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
@@ -133,23 +133,19 @@ class MetricReader:
                             yield path
 
 
-class _LogMetrics:
-    """Reads line by line, and remembers the step that the program is at."""
+class _DefinedMetrics:
+    """Reads what definitions name, line by line, and remembers the step that the program is at."""
 
     def __init__(self, definitions: Sequence[tuple[str, str]]) -> None:
         self._definitions = [(name, re.compile(regex)) for name, regex in definitions]
         self._step: int | None = None
-        self._trainer = _TrainerPrints()
 
     def read(self, line: str) -> list[MetricRow]:
         """The metrics that this line completes."""
-        line = _ESCAPE.sub("", line)
-        if not self._definitions:
-            return self._trainer.read(line)
         found: list[tuple[str, float]] = []
         for name, regex in self._definitions:
             match = regex.search(line)
-            value = None if match is None else _float(match[1])
+            value = None if match is None else _number(match[1])
             if value is not None:
                 found.append((name, value))
         for name, value in found:
@@ -162,8 +158,8 @@ class _LogMetrics:
         ]
 
     def finish(self) -> list[MetricRow]:
-        """Return what was waiting for a line that did not come."""
-        return self._trainer.finish()
+        """Return nothing: no metric waits for another line."""
+        return []
 
 
 class _TrainerPrints:
@@ -186,9 +182,9 @@ class _TrainerPrints:
             ]
             return before
         if match := _ITERATION.fullmatch(text) or _EVALUATION.fullmatch(text):
-            step, *told = match.groups()
-            names = (name.replace(" ", "_") for name in told[::2])
-            return [*self.finish(), *_rows_at(int(step), zip(names, told[1::2], strict=True))]
+            step, *printed = match.groups()
+            names = (name.replace(" ", "_") for name in printed[::2])
+            return [*self.finish(), *_rows_at(int(step), zip(names, printed[1::2], strict=True))]
         if epoch := _EPOCH_BAR.fullmatch(text):
             number, done, total = (int(epoch[group]) for group in (1, 2, 3))
             pairs = [pair for pair in _POSTFIX.findall(epoch[4]) if pair[0] != "v_num"]
@@ -219,13 +215,6 @@ class _TrainerPrints:
 
 def _rows_at(step: int, pairs: Iterable[tuple[str, str]]) -> list[MetricRow]:
     return [MetricRow(name=name, value=float(value), step=step) for name, value in pairs]
-
-
-def _float(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
 
 
 def _opened(path: Path) -> "_TextFile | EventFile":

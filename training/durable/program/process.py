@@ -2,7 +2,7 @@
 
 Removes the named segments in /dev/shm that a killed program has left: its next life would fail.
 Only this user's segments count that came after the program's start, that one of its processes had
-mapped, and that no process maps any more. Their list lies beside them, and vanishes with them.
+mapped, and that no process maps any more. Their list lies next to them, and vanishes with them.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class ProgramProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=[child.fileno()],
-                # Ctrl-C is for this process, which tells the program.
+                # Ctrl-C is for this process, which signals the program.
                 start_new_session=True,
             )
         self.exit_code: int | None = None  # -N: ended by signal N
@@ -95,10 +95,11 @@ class ProgramProcess:
         if word == "started":
             return number
         self.close()
-        raise UserError(
-            f"{words[0]} could not be started: {os.strerror(number) if word else 'no answer'}; "
-            f"{_advice(number)}"
-        )
+        advice = "check the command and its interpreter"
+        if number == errno.ENOEXEC:
+            advice = "begin the file with #! and its interpreter, or name that in the command"
+        why = os.strerror(number) if word else "no answer"
+        raise UserError(f"{words[0]} could not be started: {why}; {advice}")
 
     def _read(self) -> tuple[str, int]:
         """The keeper's next line; ("", 0) after its end."""
@@ -146,12 +147,6 @@ def _script_of(words: Sequence[str]) -> str | None:
         if word in ("-c", "-m") or word.endswith((".py", ".sh")):
             return None if word in ("-c", "-m") else word
     return None
-
-
-def _advice(number: int) -> str:
-    if number == errno.ENOEXEC:
-        return "begin the file with #! and its interpreter, or name that in the command"
-    return "check the command and its interpreter"
 
 
 _FOLDER = Path("/dev/shm")

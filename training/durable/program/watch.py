@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -14,24 +15,121 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import FINAL_FILES
-from contract.program import WORKLOAD
+from contract.program import LOSSES, WORKLOAD
 from training.durable.attempt.attempt import HeldRun
 from training.durable.attempt.notice import Notice
 from training.durable.errors import AttemptEndedError, InterruptedRunError
-from training.durable.program.container import Container
+from training.durable.program.container import Container, ProgramOptions
+from training.durable.program.event_file import MetricRow
 from training.durable.program.log import ProgramLog
 from training.durable.program.metrics import MetricReader
-from training.durable.program.options import ProgramOptions
 from training.durable.program.process import ProgramProcess, SharedMemory
-from training.durable.program.progress import ReportedProgress
 from training.durable.record.history import History
 from training.durable.record.lease import Lease
+from training.durable.record.metrics import Metrics
 from training.durable.report.receipt import RunResult, interruption_facts
 from training.durable.save.publish import CheckpointPublisher
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import write_whole
+from training.durable.store.local_dataset import sha256_of
 from training.durable.store.protocol import Store
-from training.durable.store.verified import sha256_of
+
+_RUNNING_SECONDS = 5.0
+
+
+class ReportedProgress:
+    """The steps, metrics and snapshots of one attempt.
+
+    `step` is the program's own, as its metrics name it; without any, the last snapshot's number.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.step = 0
+        self.last: dict[str, float] = {}  # the newest value of each metric
+        self.snapshot = 0  # the number of the last one that this attempt has committed
+        self.has_steps = False
+        self.first_step: int | None = None
+        self._metrics = metrics
+        self._began = self._stepped = time.monotonic()
+        self._safe = self._began  # another machine would have what was done until then
+        self._reported = self._began
+        self._stopped = math.inf  # when the program ended
+
+    def resume(self, step: int, snapshot: str | None) -> None:
+        """Begin where the restored snapshot was taken."""
+        self.step = step
+        self._metrics.write("resume", stage=WORKLOAD, step=step, checkpoint=snapshot)
+
+    def begin(self) -> None:
+        """Start the clocks, as the program starts now."""
+        self._began = self._stepped = self._safe = self._reported = time.monotonic()
+
+    @property
+    def unsaved_seconds(self) -> float:
+        """The cost of losing the machine: the time since the last snapshot's content was written.
+
+        It ends with the program: the seconds it took to exit count, as they may have done work.
+        """
+        return max(0.0, min(time.monotonic(), self._stopped) - self._safe)
+
+    @property
+    def seconds(self) -> float:
+        """The time since the program's start."""
+        return time.monotonic() - self._began
+
+    def add(self, rows: Sequence[MetricRow]) -> None:
+        """Write what the program has reported."""
+        by_step: dict[int | None, dict[str, float]] = {}
+        for row in rows:
+            by_step.setdefault(row.step, {})[row.name] = row.value
+        for step, values in by_step.items():
+            self.last |= {name: one for name, one in values.items() if math.isfinite(one)}
+            if step is not None and (step > self.step or not self.has_steps):
+                self._step_on(step, values)
+            self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
+
+    def committed(self, number: int, age_seconds: float) -> None:
+        """Note a safe snapshot, whose content was written `age_seconds` ago."""
+        self.snapshot = number
+        self._safe = max(self._safe, time.monotonic() - max(0.0, age_seconds))
+
+    def end(self, exit_code: int, unsaved_seconds: float) -> None:
+        """Record that the program has ended, and how much of its work is not saved."""
+        self._write_cost("ended", unsaved_seconds, exit_code=exit_code)
+
+    def stopped(self) -> None:
+        """Stop the clock of unsaved work: the program has just ended, or must now."""
+        self._stopped = time.monotonic()
+
+    def notice(self) -> None:
+        """Record that a notice came at this step."""
+        self._metrics.write("notice", stage=WORKLOAD, step=self.step)
+
+    def report(self) -> None:
+        """Every few seconds, record what a loss would cost: for the receipt, if it comes."""
+        now = time.monotonic()
+        if now - self._reported >= _RUNNING_SECONDS:
+            self._reported = now
+            self._write_cost("running", round(self.unsaved_seconds, 2))
+
+    def _write_cost(self, kind: str, unsaved_seconds: float, **more: object) -> None:
+        seconds = {"seconds": round(self.seconds, 2), "unsaved_seconds": unsaved_seconds}
+        more |= {"step": self.step, **seconds, "snapshot": self.snapshot}
+        self._metrics.write(kind, stage=WORKLOAD, **more)
+
+    def _step_on(self, step: int, values: dict[str, float]) -> None:
+        now = time.monotonic()
+        self.first_step = step if self.first_step is None else self.first_step
+        loss = next((values[name] for name in LOSSES if name in values), None)
+        self._metrics.write(
+            "step",
+            stage=WORKLOAD,
+            step=step,
+            seconds=round(now - self._stepped, 4),
+            **({} if loss is None else {"loss": loss}),
+        )
+        self.step, self.has_steps, self._stepped = step, True, now
+
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +331,7 @@ class ProgramWatch:
         self._read_metrics()
         self._count_snapshots()
         self._warn_if_started_over()
-        self._progress.tell()
+        self._progress.report()
 
     def _read_metrics(self, *, is_last: bool = False) -> None:
         with self._reading:
@@ -256,7 +354,7 @@ class ProgramWatch:
         return round(self._progress.unsaved_seconds, 3)
 
     def _answer(self, notice: Notice) -> None:
-        """Tell the program, wait for it, and end it when its time is up."""
+        """Signal the program, wait for it, and end it when its time is up."""
         self._notice = notice
         number, why = self._signal_to_send()
         now = time.monotonic()
@@ -267,7 +365,7 @@ class ProgramWatch:
         _write_notice(self._options.notice_file, notice)
         self._progress.notice()
         if number is not None:
-            with self._mirror.telling():
+            with self._mirror.signalling():
                 self._process.signal(number)
         name = "none" if number is None else number.name
         left, own = notice.seconds_left, until - time.monotonic()
@@ -333,9 +431,7 @@ class ProgramWatch:
             f"it{cost}{remedy}"
         )
         self._is_warned = True
-        self._warnings.append(text)
-        self._run.events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
-        _log.warning("[program] %s", text)
+        self._warn("no-snapshot", text, seconds=round(seconds, 1))
 
     def _warn_if_started_over(self) -> None:
         """Warn once that the program seems not to have read the snapshot it was given."""
@@ -348,13 +444,16 @@ class ProgramWatch:
             "the furthest snapshot is kept until another passes it: if the run has started over, "
             f"python -m training reopen --from-checkpoint {number} goes back to it"
         )
+        self._warn("started-over", text, step=at)
+
+    def _warn(self, event: str, text: str, **facts: float) -> None:
         self._warnings.append(text)
-        self._run.events.emit("started-over", "info", message=text, step=at)
+        self._run.events.emit(event, "info", message=text, **facts)
         _log.warning("[program] %s", text)
 
 
 def _write_notice(path: Path, notice: Notice) -> None:
-    """Write the file that tells the program, atomically."""
+    """Write the program's notice file, atomically."""
     left = notice.seconds_left
     record = {"deadline": round(time.time() + left, 3), "seconds": round(left, 3)}
     write_whole(path, json.dumps(record).encode())
@@ -410,27 +509,27 @@ _ELSEWHERE = re.compile(
     re.I,
 )
 _CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
-# It says that a process that it started has failed: torchrun, accelerate.
+# It reports that a process that it started has failed: torchrun, accelerate.
 _LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
 
 
 def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
     """Return where the last traceback was reading the snapshot of these files; "" if it was not.
 
-    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU says
-    nothing about its files.
+    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU is
+    no fault of its files.
 
     One whose error names a file of it has the same place as any other that does.
     """
     tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
     last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
-    said, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
+    message, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
     is_input = str(container.root / "input") in last
-    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(said):
+    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(message):
         return ""
-    names = {path.rpartition("/")[2] for path in _PATH.findall(said)}
+    names = {path.rpartition("/")[2] for path in _PATH.findall(message)}
     is_named = any("." in (name := Path(path).name) and name in names for path in files)
-    if is_named or f"{container.checkpoints}/" in said:
+    if is_named or f"{container.checkpoints}/" in message:
         return "a file of it is named"
     if not _READING.search(_FRAME.sub(r"\3", last)):
         return ""
@@ -447,5 +546,5 @@ def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) ->
     except OSError:
         pass
     hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
-    said = " ".join(text.split())[:_REASON_BYTES]
-    return f"the program ended with {ended}{hint}" + (f": {said}" if said else "")
+    reason = " ".join(text.split())[:_REASON_BYTES]
+    return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")

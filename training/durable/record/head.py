@@ -74,7 +74,7 @@ def step_of(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """What to keep; other checkpoints are deleted after they leave the head.
+    """The checkpoints to keep; others are deleted after they leave the head.
 
     The newest and the furthest stay, every Nth, the best, and the stage ends they need; one that
     may hold half of a save never takes the place of one that does not. Those from before the run
@@ -240,13 +240,13 @@ class Head:
         )
 
 
-def say_waiting(store: Store, generation: int, writer: str) -> None:
-    """Say that `writer` waits for the holder of this generation; a failure costs only seconds."""
+def announce_waiting(store: Store, generation: int, writer: str) -> None:
+    """Announce that `writer` waits for this generation's holder; a failure costs only seconds."""
     record = {"generation": generation, "writer": writer}
     try:
         store.put(WAITING, json.dumps(record).encode())
     except StoreError as error:
-        _log.warning(f"[lease] could not tell the holder that this machine is waiting: {error}")
+        _log.warning(f"[lease] could not notify the holder that this machine is waiting: {error}")
 
 
 def is_waited_for(store: Store, generation: int) -> bool:

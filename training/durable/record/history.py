@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import zip_longest
 from typing import Any
 
 from contract.keys import EVENTS, METRICS
@@ -84,8 +83,8 @@ class _StepLines:
         stage = self._stages.setdefault(line["stage"], len(self._stages))
         row = line["step"], line.get("stage_step", line["step"]), line["generation"], stage
         # A program's lines do not count samples.
-        told = line.get("seconds")
-        seconds = _number(told) if told is not None else count / rate if rate else _NAN
+        given = line.get("seconds")
+        seconds = _number(given) if given is not None else count / rate if rate else _NAN
         numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm"))
         # All or none: the columns must stay equally long.
         values = (*array("q", row), *numbers)
@@ -100,21 +99,16 @@ class _StepLines:
             own = attempts.setdefault(generation, _AttemptSteps(first=step, last=step))
             own.first, own.last = min(own.first, step), max(own.last, step)
         kept = array("q")
-        for row, is_last in _by_step(lines["step"]):
-            if is_last:
+        steps = lines["step"]
+        rows = sorted(range(len(steps)), key=steps.__getitem__)
+        for row, following in itertools.zip_longest(rows, rows[1:]):
+            if following is None or steps[row] != steps[following]:
                 kept.append(row)
                 continue
             own, seconds = attempts[lines["generation"][row]], lines["seconds"][row]
             own.num_repeated += 1
             own.repeated_seconds += 0.0 if seconds != seconds else seconds
         return lines.take(kept), attempts
-
-
-def _by_step(steps: "array[Any]") -> Iterator[tuple[int, bool]]:
-    """Yield rows in the order of their steps, and whether each is the last one of its step."""
-    rows = sorted(range(len(steps)), key=steps.__getitem__)
-    for row, following in zip_longest(rows, rows[1:]):
-        yield row, following is None or steps[row] != steps[following]
 
 
 def _number(value: object) -> float:
@@ -129,7 +123,7 @@ class AttemptSummary:
     writer: str
     began: datetime
     last_heard: datetime
-    ended: str  # finished, failed, released, diverged, or silent: no event tells how
+    ended: str  # finished, failed, released, diverged, or silent: no event shows how
     cause: str | None  # notice or shutdown, where one came
     seconds_to_commit: float | None  # from the notice to its first commit
     gained_steps: int  # trained in the rest of the notice, and committed
@@ -149,7 +143,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """What a run's metrics lines and events say."""
+    """The record in a run's metrics lines and events."""
 
     lines: Sequence[Line]  # those of other kinds than "step"
     steps: _Steps  # the lineage

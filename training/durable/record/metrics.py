@@ -2,8 +2,8 @@
 
 In the store, small objects are merged into large compressed ones in the background
 (contract/metrics.py). A line is there at every moment, even after a kill between writing the large
-object and deleting the small ones. An event, which says what happened to the run, is an object of
-its own under events/. Imports no torch.
+object and deleting the small ones. An event, which records what happened to the run, is an object
+of its own under events/. Imports no torch.
 """
 
 import json
@@ -26,7 +26,7 @@ from training.durable.store.protocol import Store, StoreError, get_each
 _log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
-# While S3 is in trouble, an event goes on being sent behind what it tells of, such as a notice.
+# While S3 is in trouble, an event goes on being sent behind what it reports, such as a notice.
 _EVENT_SECONDS = 1.0
 # How many of its own objects are merged at once: 21 minutes of them. The first merge comes soon
 # after the start, for those that earlier attempts have left.

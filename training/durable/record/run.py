@@ -1,7 +1,7 @@
 """A run in its store: config.json, and the run as commands open it, with its checkpoints by name.
 
-config.json says what the run is: written by its first attempt, binding for every later one. Imports
-no torch: a machine that boots into a finished run says so at once.
+config.json identifies the run: written by its first attempt, binding for every later one. Imports
+no torch: a machine that boots into a finished run reports that at once.
 """
 
 import json
@@ -74,19 +74,17 @@ def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) 
             return mine
         theirs = RunConfig.read(store)
         assert theirs is not None
-    # Batches do not depend on the loader's workers.
-    _refuse_other_run(store.uri, theirs, mine, placement | {"loader_workers"})
+    _refuse_other_run(store.uri, theirs, mine, placement | _INDECISIVE)
     return theirs
 
 
-# Settings of older runs that no longer have an effect.
-_GONE = frozenset({"find_unused_parameters"})
+# Batches do not depend on the loader's workers; the other is gone, but older runs may have it.
+_INDECISIVE = frozenset({"loader_workers", "find_unused_parameters"})
 
 
 def _refuse_other_run(
     uri: str, theirs: RunConfig, mine: RunConfig, placement: frozenset[str]
 ) -> None:
-    placement |= _GONE
 
     def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
         plain = {name.removeprefix("settings."): text for name, text in overrides.items()}

@@ -1,4 +1,4 @@
-"""What people look at: progress, the report page, profiles and the receipt.
+"""Reports for people: progress, the report page, profiles and the receipt.
 
 Nothing here changes a run. Uses record and store.
 """

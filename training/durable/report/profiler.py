@@ -37,7 +37,7 @@ class StepProfiler:
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
             # Before 2.13 torch warns in every trace, even one of a single cycle, that events are
-            # cleared between cycles, unless told to keep them.
+            # cleared between cycles, unless asked to keep them.
             self._profile = profile(
                 activities=activities, record_shapes=True, profile_memory=True, acc_events=True
             )

@@ -7,6 +7,7 @@ A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that
 import logging
 import sys
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self, TextIO
 
 from contract.readable import duration
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LINE_SECONDS = 5.0
-_TELLING = 10  # how many must be done to estimate the time of the rest
+_TOO_FEW = 10  # how many must be done to estimate the time of the rest
 
 
 class ProgressBar:
@@ -27,7 +28,7 @@ class ProgressBar:
         self._total = total
         self._first = done
         self._began = time.monotonic()
-        self._said = -1e9
+        self._shown = -1e9
         self._rich: RichProgress | None = None
         self._task: TaskID | None = None
 
@@ -43,7 +44,7 @@ class ProgressBar:
     @property
     def is_due(self) -> bool:
         """Whether the next `show` would print; otherwise its text need not be built."""
-        return self._rich is not None or time.monotonic() - self._said >= _LINE_SECONDS
+        return self._rich is not None or time.monotonic() - self._shown >= _LINE_SECONDS
 
     def show(self, done: int, text: str, total: int | None = None) -> None:
         """Show `done` of the total; a plain line every few seconds."""
@@ -51,14 +52,14 @@ class ProgressBar:
         if self._rich is not None and self._task is not None:
             self._rich.update(self._task, completed=done, total=self._total, text=text)
         elif self.is_due or done == self._total:
-            self._said = time.monotonic()
+            self._shown = time.monotonic()
             print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)
 
     def _begin(self, total: int) -> None:
         """Draw the bar on a terminal as soon as the total is known."""
         self._total = total
         # The AMI's interpreter may lack rich; its output goes to the journal anyway.
-        if self._rich is None and sys.stdout.isatty() and _has_rich():
+        if self._rich is None and sys.stdout.isatty() and find_spec("rich"):
             self._rich = _rich_progress()
             self._rich.start()
             self._task = self._rich.add_task(
@@ -67,8 +68,8 @@ class ProgressBar:
 
     def _remaining(self, done: int) -> str:
         num_new, passed = done - self._first, time.monotonic() - self._began
-        # It is too early to tell if it has just begun, or few of many are done.
-        is_early = num_new < min(_TELLING, 0.05 * self._total) or passed < _LINE_SECONDS
+        # It is too early to know if it has just begun, or few of many are done.
+        is_early = num_new < min(_TOO_FEW, 0.05 * self._total) or passed < _LINE_SECONDS
         if num_new <= 0 or done >= self._total or is_early:
             return ""
         seconds = passed / num_new * (self._total - done)
@@ -86,29 +87,17 @@ class FileProgressBar(ProgressBar):
 
 def _rich_progress() -> "RichProgress":
     """Return a bar whose count and remaining time fit any width: only the text may wrap."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
     from rich.table import Column
 
-    return Progress(
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=16, table_column=Column(min_width=16)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-        TextColumn("{task.fields[text]}", table_column=Column(ratio=1)),
+    return rich.Progress(
+        rich.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        rich.BarColumn(bar_width=16, table_column=Column(min_width=16)),
+        rich.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        rich.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        rich.TextColumn("{task.fields[text]}", table_column=Column(ratio=1)),
         expand=True,
     )
-
-
-def _has_rich() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("rich") is not None
 
 
 _ROOT = logging.getLogger("training")

@@ -14,9 +14,8 @@ from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
-from training.durable.record.lease import Lease
+from training.durable.record.lease import Lease, mark_failed, with_way_back
 from training.durable.record.metrics import compact
-from training.durable.record.reopening import mark_failed, with_way_back
 from training.durable.record.run import RunConfig
 from training.durable.report.page import parse_receipt, write_report
 from training.durable.store.protocol import Store, put_unless_changed
@@ -117,7 +116,7 @@ def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str
 
 
 def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
-    """Return what every receipt says: which run it was, how long it took, its predicted cost."""
+    """Return the facts of every receipt: which run it was, how long it took, its predicted cost."""
     created = datetime.fromisoformat(record.created_at)
     newest = head.checkpoints[-1] if head.checkpoints else None
     return {

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from training.durable.record.head import CheckpointEntry, Head, Retention
@@ -31,7 +31,7 @@ _LINE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What one commit costs on this machine, as measured or as expected."""
+    """The cost of one commit on this machine, as measured or as expected."""
 
     bytes: int
     save_seconds: float  # until the first byte is sent
@@ -117,15 +117,15 @@ class Save:
         """Return the head's entry for it, without its files."""
         raise NotImplementedError
 
-    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
-        """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
+    def send(self, name: str, tasks: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
+        """Send what the store lacks, and run the `tasks`; return the files of the entry.
 
         None if nothing has changed since the last commit.
         """
         raise NotImplementedError
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what the event of its commit says besides step, kind and seconds."""
+        """Return the facts for the event of its commit, besides step, kind and seconds."""
         raise NotImplementedError
 
     def publish(self) -> None:
@@ -251,24 +251,16 @@ def seconds_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
+@dataclass(slots=True)
 class CheckpointPublisher:
     """Commits what is saved to the head of a run, and reports it."""
 
-    def __init__(
-        self,
-        store: Store,
-        lease: Lease,
-        *,
-        events: Events,
-        metrics: Metrics,
-        retention: Retention,
-    ) -> None:
-        self.store = store
-        self.lease = lease
-        self.events = events
-        self.metrics = metrics
-        self.retention = retention
-        self._last_line = -_LINE_SECONDS
+    store: Store
+    lease: Lease
+    events: Events
+    metrics: Metrics
+    retention: Retention
+    _last_line: float = field(default=-_LINE_SECONDS, init=False)
 
     def publish(self, save: Save) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
@@ -318,7 +310,7 @@ class CheckpointPublisher:
         elif save.error is None and not save.releases:
             self.lease.delete_unkept()
 
-    def tell(
+    def record(
         self,
         save: Save,
         *,

@@ -30,12 +30,16 @@ from contract.errors import UserError
 from contract.keys import MANIFEST, UNFINISHED
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
-from training.durable.source_layout import places_of
+from training.durable.sources import Brought, places_of
 from training.durable.store.folder import FolderStore, UnfinishedFile, open_store, write_whole
 from training.durable.store.local_dataset import (
     ARRIVING,
+    READS,
+    AppendedLines,
+    Entry,
     FileProgress,
     LocalDataset,
+    VerifiedFiles,
     for_each_file,
     is_programs_own,
     list_files,
@@ -46,7 +50,6 @@ from training.durable.store.local_dataset import (
 )
 from training.durable.store.protocol import Store, StoreError, writing
 from training.durable.store.transfer import PART_BYTES, num_parts, run_all, write_at
-from training.durable.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,16 +103,14 @@ class StoredDataset:
     def wait(self, wait_seconds: float, missing: Callable[[], None]) -> bool:
         """Wait for a manifest; return whether it came. `missing` is called if it must come yet."""
         deadline = time.monotonic() + wait_seconds
-        is_reported = False
-        while self._store.get(MANIFEST) is None:
-            if not is_reported:
-                is_reported = True
-                missing()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
+        if self._store.get(MANIFEST) is not None:
+            return True
+        missing()
+        while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(5.0, max(0.05, wait_seconds / 100), left))
-        return True
+            if self._store.get(MANIFEST) is not None:
+                return True
+        return False
 
     def upload(self, folder: Path, progress: FileProgress) -> _SyncResult:
         """Verify and upload a folder, the manifest last.
@@ -200,15 +201,15 @@ def _store(uri: str) -> Store:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _StoredFile:
+class _StoredFile(Brought):
     """One file that a user brings, in a store."""
 
     uri: str
-    name: str
-    num_bytes: int
-    label: str | None
-    split: str | None
-    doubt: str
+    size: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size
 
     def read(self) -> bytes:
         """Return its content; the store has retried what failed."""
@@ -222,9 +223,7 @@ def stored_source(uri: str) -> list[_StoredFile]:
     """List the files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits."""
     sizes = _store(uri).sizes("")
     found = [
-        _StoredFile(
-            uri=uri, name=name, num_bytes=sizes[name], label=label, split=split, doubt=doubt
-        )
+        _StoredFile(uri=uri, name=name, size=sizes[name], label=label, split=split, doubt=doubt)
         for name, label, split, doubt in places_of(sorted(sizes))
     ]
     if not found:

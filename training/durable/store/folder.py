@@ -1,8 +1,8 @@
 """A store in a folder, and which store a URI names. Readers never see half a file in a folder.
 
 A file that is being written is next to its target, locked, until it takes its place. A killed
-process leaves it behind, but the system releases the lock: that tells it from the file of a writer
-at work, without comparing clocks.
+process leaves it behind, but the system releases the lock: which distinguishes it from the file of
+a writer at work, without comparing clocks.
 """
 
 import errno
@@ -26,6 +26,7 @@ from training.durable.store.protocol import (
     Stored,
     StoreError,
     Upload,
+    read_all,
     refuse_outside,
     writing,
 )
@@ -62,9 +63,11 @@ class UnfinishedFile:
         for parent, _, names in os.walk(folder):
             for name in names:
                 if _NAME.fullmatch(name):
+                    path = Path(parent) / name
                     # It is being written, was just finished, or cannot be deleted.
-                    with suppress(OSError):
-                        _delete_unlocked(Path(parent) / name)
+                    with suppress(OSError), path.open("r+b") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        path.unlink()
 
     def __enter__(self) -> "UnfinishedFile":
         return self
@@ -96,15 +99,6 @@ def write_whole(path: Path, data: bytes) -> None:
     with writing(path), UnfinishedFile(path) as unfinished:
         unfinished.path.write_bytes(data)
         unfinished.place()
-
-
-def _delete_unlocked(path: Path) -> None:
-    file = os.open(path, os.O_WRONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-    finally:
-        os.close(file)
 
 
 _PAGE = 4096
@@ -165,12 +159,7 @@ class FolderStore:
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         with _reading(self._at(key)), self._at(key).open("rb", buffering=0) as stream:
             stream.seek(start)
-            done = 0
-            while done < len(data):
-                count = stream.readinto(data[done:])
-                if not count:
-                    raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
-                done += count
+            read_all(stream, data, f"{self.uri}/{key} ends before byte {start + len(data)}")
 
     def sizes(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}

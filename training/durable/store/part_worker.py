@@ -1,7 +1,7 @@
 """The program of the process that sends parts out of shared memory (part_process.py starts it).
 
 It never starts, completes or aborts an upload, so nothing that it sends exists before its trainer
-says so; it ends when its trainer does, however that ends. It imports no torch.
+completes it; it ends when its trainer does, however that ends. It imports no torch.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class _Order:
         os.close(memory)
 
     def tasks(self) -> Iterator[Callable[[], None]]:
-        """Return one for each part; a last answer says that nothing more is being sent."""
+        """Return one for each part; a last answer reports that nothing more is being sent."""
         threading.Thread(target=self._listen, daemon=True).start()
         parts = range(-(-self._size // self._part_bytes))
         self._left = len(parts)

@@ -1,4 +1,4 @@
-"""What every store promises: complete objects, conditional writes with one winner, clear errors."""
+"""The promises of a store: complete objects, conditional writes with one winner, clear errors."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from contract.errors import Exit, UserError
 from training.durable.errors import AttemptEndedError
@@ -200,6 +200,15 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+def read_all(stream: Any, data: memoryview, short: str) -> None:
+    """Fill `data` from a stream; a StoreError that is `short` if it ends too early."""
+    done = 0
+    while done < len(data):
+        if not (count := stream.readinto(data[done:])):
+            raise StoreError(short)
+        done += count
 
 
 def refuse_outside(uri: str, key: str) -> None:

@@ -2,11 +2,13 @@
 
 A conditional write is tried once and never retried without the caller's knowledge: after a lost
 response the nonce (record/head.py) decides. All else is retried here, request by request:
-botocore's own retries, which differ between its versions, are off.
+botocore's own retries, which differ between its versions, are off. Each part of an upload is
+retried by itself, with its SHA-256; only the process that started an upload completes or aborts it.
 """
 
 import base64
 import hashlib
+import io
 import logging
 import math
 import os
@@ -28,11 +30,12 @@ from training.durable.store.protocol import (
     Stored,
     StoreError,
     Upload,
+    read_all,
     refuse_outside,
     writing,
 )
-from training.durable.store.s3_transfer import Body, RangeReader, S3Upload, UnsureError, reader_like
-from training.durable.store.transfer import receive_file, send_file
+from training.durable.store.s3_ranges import RangeReader, UnsureError, reader_like
+from training.durable.store.transfer import num_parts, receive_file, send_file
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class S3Store:
         self.patience = Patience()
         self._clients: dict[float, Any] = {}  # by the seconds of their timeouts
         self._lock = threading.Lock()
-        self._told = 0.0
+        self._warned = 0.0
         self._reader: RangeReader | None = None
         self._doubts = 0
         self._client_for(_READ_SECONDS)  # finds wrong settings now
@@ -84,35 +87,29 @@ class S3Store:
 
     def get(self, key: str) -> Stored | None:
         def read(client: Any) -> Stored:
-            answer = client.get_object(Bucket=self._bucket, Key=self._prefix + key)
+            answer = client.get_object(**self._at(key))
             # botocore reports a body that breaks off, but does not request it again.
             return Stored(data=answer["Body"].read(), etag=answer["ETag"])
 
         try:
-            return self.repeating(key, threading.Event(), read)
+            return self.repeating(key, read)
         except FileNotFoundError:
             return None
 
     def put(self, key: str, data: bytes) -> None:
-        where = {"Bucket": self._bucket, "Key": self._prefix + key}
         digest = hashlib.sha256(data).digest()
-        self.put_part(threading.Event(), where, 0, memoryview(data), digest)
+        self.put_part(threading.Event(), self._at(key), 0, memoryview(data), digest)
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         with self._errors(key, conditional=True):
-            answer = self._client_for(_CONDITIONAL_SECONDS).put_object(
-                Bucket=self._bucket, Key=self._prefix + key, Body=data, **condition
-            )
-            return str(answer["ETag"])
+            client = self._client_for(_CONDITIONAL_SECONDS)
+            return str(client.put_object(**self._at(key), Body=data, **condition)["ETag"])
 
     def get_file(self, key: str, path: Path) -> None:
-        where = {"Bucket": self._bucket, "Key": self._prefix + key}
-        size = self.repeating(
-            key, threading.Event(), lambda client: client.head_object(**where)["ContentLength"]
-        )
+        about = self.repeating(key, lambda client: client.head_object(**self._at(key)))
         with writing(path):
-            receive_file(self, key, size, path)
+            receive_file(self, key, about["ContentLength"], path)
 
     def put_file(self, key: str, path: Path) -> None:
         with writing(path):
@@ -120,8 +117,7 @@ class S3Store:
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
         """Start an upload: one request if it is one part, else a multipart upload."""
-        where = {"Bucket": self._bucket, "Key": self._prefix + key}
-        return S3Upload(self, key, stop, where, max(1, -(-size // part_bytes)))
+        return _S3Upload(self, key, stop, self._at(key), num_parts(size, part_bytes))
 
     def put_part(
         self,
@@ -146,25 +142,22 @@ class S3Store:
             )
 
         key = where["Key"].removeprefix(self._prefix)
-        return str(self.repeating(key, stop, send)["ETag"])
+        return str(self.repeating(key, send, stop)["ETag"])
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         refuse_outside(self.uri, key)
         if not len(data) or self._has_read(key, start, data):
             return
-        where = {"Bucket": self._bucket, "Key": self._prefix + key}
 
         def read(client: Any) -> None:
             span = f"bytes={start}-{start + len(data) - 1}"
-            body = client.get_object(**where, Range=span)["Body"]
-            done = 0
-            while done < len(data):
-                count = body.readinto(data[done:])
-                if not count:
-                    raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
-                done += count
+            body = client.get_object(**self._at(key), Range=span)["Body"]
+            read_all(body, data, f"{self.uri}/{key} ends before byte {start + len(data)}")
 
-        self.repeating(key, threading.Event(), read)
+        self.repeating(key, read)
+
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     def _learn(self, request: Any, **_: Any) -> None:
         """Learn from botocore's first request where the bucket answers, and how to sign."""
@@ -210,10 +203,13 @@ class S3Store:
                 client.meta.events.register("before-send.s3.GetObject", self._learn)
             return self._clients[seconds]
 
-    def repeating(self, key: str, stop: threading.Event, call: Callable[[Any], _Answer]) -> _Answer:
+    def repeating(
+        self, key: str, call: Callable[[Any], _Answer], stop: threading.Event | None = None
+    ) -> _Answer:
         """Repeat the call, given a client, until it succeeds, is answered or patience ends."""
         from botocore.exceptions import BotoCoreError, ClientError
 
+        stop = stop or threading.Event()
         pauses, began = self.patience.pauses(), time.monotonic()
         next(pauses)
         with self._errors(key):
@@ -228,8 +224,8 @@ class S3Store:
                     if pause is None or stop.is_set():
                         raise
                     now = time.monotonic()
-                    if now - max(began, self._told) >= _LINE_SECONDS:
-                        self._told = now
+                    if now - max(began, self._warned) >= _LINE_SECONDS:
+                        self._warned = now
                         _log.warning("[store] %s/%s: %s; retrying", self.uri, key, error)
                     if stop.wait(pause):
                         raise
@@ -238,9 +234,7 @@ class S3Store:
         """Yield the pages of a listing."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **more}
         while True:
-            page = self.repeating(
-                prefix, threading.Event(), lambda client: client.list_objects_v2(**asked)
-            )
+            page = self.repeating(prefix, lambda client: client.list_objects_v2(**asked))
             yield page
             if not page.get("IsTruncated"):
                 return
@@ -272,23 +266,16 @@ class S3Store:
             )
             # The call succeeds even if single objects are refused, or fail.
             for error in answer.get("Errors", ()):
-                said = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
-                raise ClientError(said, "DeleteObjects")
+                refusal = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
+                raise ClientError(refusal, "DeleteObjects")
 
         found = [{"Key": self._prefix + key} for key in keys]
         for some in (found[start : start + 1000] for start in range(0, len(found), 1000)):
             first = some[0]["Key"].removeprefix(self._prefix)
-            self.repeating(first, threading.Event(), partial(delete, some))
+            self.repeating(first, partial(delete, some))
 
     def sweep(self, prefix: str) -> None:
         """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
-
-    def abort(self, where: dict[str, str]) -> None:
-        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        with suppress(ClientError, BotoCoreError):
-            self._client_for(_CONDITIONAL_SECONDS).abort_multipart_upload(**where)
 
     @contextmanager
     def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
@@ -338,3 +325,100 @@ def _is_repeatable(error: Any) -> bool:
 
 def _status(error: Any) -> int:
     return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+
+
+_MEBIBYTE = 1024 * 1024
+
+
+class _S3Upload(Upload):
+    """An upload by this process; parts in shared memory are sent by the store's other process."""
+
+    def __init__(
+        self, store: S3Store, key: str, stop: threading.Event, where: dict[str, str], count: int
+    ) -> None:
+        """`count` is the number of parts."""
+        self._store, self._stop, self._where = store, stop, where
+        self._repeating = partial(store.repeating, key, stop=stop)
+        self._sums, self._tags = [""] * count, [""] * count
+        if count > 1:
+            answer = self._repeating(
+                lambda client: client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256")
+            )
+            self._where = {**where, "UploadId": answer["UploadId"]}
+
+    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+        tag = self._store.put_part(self._stop, self._where, number, data, sha256)
+        self._arrived(number, tag, sha256)
+
+    def is_ready(self) -> bool:
+        return self._store.part_process.is_ready()
+
+    def put_shared(
+        self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, bytes]]:
+        store, order = self._store, {"where": self._where, "size": size, "part_bytes": part_bytes}
+        order["deadline"] = store.patience.deadline()
+        for number, tag, sha256 in store.part_process.send(order, memory, must_stop):
+            self._arrived(number, tag, sha256)
+            yield number, sha256
+
+    def finish(self) -> None:
+        if "UploadId" not in self._where:
+            return
+        parts = [
+            {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
+            for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
+        ]
+
+        def complete(client: Any) -> None:
+            try:
+                client.complete_multipart_upload(**self._where, MultipartUpload={"Parts": parts})
+            except client.exceptions.NoSuchUpload:
+                # Completed by an earlier attempt whose response was lost, or it does not exist.
+                client.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
+
+        self._repeating(complete)
+
+    def abort(self) -> None:
+        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if "UploadId" in self._where:
+            with suppress(ClientError, BotoCoreError):
+                client = self._store._client_for(_CONDITIONAL_SECONDS)
+                client.abort_multipart_upload(**self._where)
+
+    def _arrived(self, number: int, tag: str, sha256: bytes) -> None:
+        self._tags[number] = tag
+        self._sums[number] = base64.b64encode(sha256).decode()
+
+
+class Body(io.RawIOBase):
+    """Memory as a request's body, sent without a copy in blocks of one mebibyte."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        # The sender asks for 16 KiB at a time, and would take the interpreter lock for each.
+        block = self._data[self._at : self._at + max(size, _MEBIBYTE)]
+        self._at += len(block)
+        return block

@@ -199,19 +199,19 @@ def send(
     files: Sequence[Contents],
     progress: TransferProgress,
     *,
-    beside: Sequence[Callable[[], None]] = (),
+    tasks: Sequence[Callable[[], None]] = (),
     allocate: Spare | None = None,
     num_threads: int | None = None,
 ) -> tuple[FileEntry, ...]:
     """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
 
-    The tasks `beside` run at the same time; if one fails, everything fails. `allocate` makes the
+    The `tasks` run at the same time; if one fails, everything fails. `allocate` makes the
     memory that a thread reads parts into.
     """
     num_threads = num_threads or store.num_threads
     sending = _Sending(store, prefix, files, progress, allocate or _mapped)
     try:
-        run_all([*beside, *sending.tasks()], num_threads, progress.stop, sending.fail)
+        run_all([*tasks, *sending.tasks()], num_threads, progress.stop, sending.fail)
         run_all([upload.finish for upload in sending.uploads], num_threads, progress.stop)
     except BaseException:
         for upload in sending.uploads:
@@ -223,25 +223,21 @@ def send(
     )
 
 
+@dataclass
 class _Sending:
     """The parts of some files on their way to the store, and their digests."""
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        files: Sequence[Contents],
-        progress: TransferProgress,
-        allocate: Spare,
-    ) -> None:
-        self.sizes = [part_bytes_of(file.size, is_shared=file.memory >= 0) for file in files]
-        self.digests = [
-            [b""] * num_parts(file.size, size) for file, size in zip(files, self.sizes, strict=True)
-        ]
+    store: Store
+    prefix: str
+    files: Sequence[Contents]
+    progress: TransferProgress
+    allocate: Spare
+
+    def __post_init__(self) -> None:
+        self.sizes = [part_bytes_of(file.size, is_shared=file.memory >= 0) for file in self.files]
+        pairs = zip(self.files, self.sizes, strict=True)
+        self.digests = [[b""] * num_parts(file.size, size) for file, size in pairs]
         self.uploads: list[Upload] = []  # of more than one part, or in shared memory
-        self._store, self._prefix, self._files = store, prefix, files
-        self._progress = progress
-        self._allocate = allocate
         self._of_thread = threading.local()
         self._has_failed = False
 
@@ -250,7 +246,7 @@ class _Sending:
 
         Only an upload of several parts stays open from the first to the last of them.
         """
-        for number, file in enumerate(self._files):
+        for number, file in enumerate(self.files):
             own = range(len(self.digests[number]))
             if file.memory < 0 and len(own) == 1:
                 yield partial(self._put_all, number)
@@ -267,12 +263,12 @@ class _Sending:
         self._has_failed = True
 
     def _open(self, number: int) -> Upload:
-        file, size = self._files[number], self.sizes[number]
-        key = self._prefix + file.name
-        return self._store.upload(key, file.size, size, self._progress.stop)
+        file, size = self.files[number], self.sizes[number]
+        key = self.prefix + file.name
+        return self.store.upload(key, file.size, size, self.progress.stop)
 
     def _put(self, number: int, part: int, upload: Upload) -> None:
-        file, size = self._files[number], self.sizes[number]
+        file, size = self.files[number], self.sizes[number]
         start, stop = part * size, min((part + 1) * size, file.size)
         data = file.read(start, stop, self._spare)
         digest = file.digest(part, data)
@@ -289,22 +285,22 @@ class _Sending:
             raise
 
     def _put_shared(self, number: int, upload: Upload) -> None:
-        file, size = self._files[number], self.sizes[number]
+        file, size = self.files[number], self.sizes[number]
         for part, digest in upload.put_shared(file.memory, file.size, size, self._must_stop):
             self._arrived(number, part, digest)
 
     def _must_stop(self) -> bool:
-        return self._has_failed or self._progress.stop.is_set()
+        return self._has_failed or self.progress.stop.is_set()
 
     def _arrived(self, number: int, part: int, digest: bytes) -> None:
         self.digests[number][part] = digest
         size = self.sizes[number]
-        self._progress.add(min(size, self._files[number].size - part * size))
+        self.progress.add(min(size, self.files[number].size - part * size))
 
     def _spare(self, size: int) -> memoryview:
         block: memoryview | None = getattr(self._of_thread, "block", None)
         if block is None or len(block) < size:
-            block = self._of_thread.block = self._allocate(size)
+            block = self._of_thread.block = self.allocate(size)
         return block[:size]
 
 

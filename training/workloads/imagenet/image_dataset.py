@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from contract.errors import UserError
-from training.durable import BESIDE, Brought, ClassFolders, FinishedFiles, FolderOutput, Output
+from training.durable import (
+    STRAY_KINDS,
+    Brought,
+    FinishedFiles,
+    FolderOutput,
+    Output,
+    classless,
+    refuse_untrained,
+)
 from training.workloads.imagenet.packing import BroughtImage, Encoded, ImageOptions, Packing, pack
 
 if TYPE_CHECKING:
@@ -68,7 +76,7 @@ def pack_dataset(
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
         raise UserError(f"split {missing[0]} has no files; add some, or use no splits")
-    ClassFolders.check(labels, split_of)
+    refuse_untrained(labels, split_of)
     packing = Packing(
         splits=splits,
         classes=classes,
@@ -102,7 +110,7 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
             label = listed.get(path.stem)
             if label is None and path.suffix.lower() in suffixes:
                 raise UserError(f"{file.name} is not in {options.validation_classes}; complete it")
-        if label is not None and path.suffix.lower() in BESIDE:
+        if label is not None and path.suffix.lower() in STRAY_KINDS:
             others.append(file.name)
         elif file.doubt and file.label is not None:
             raise UserError(file.doubt)
@@ -125,7 +133,7 @@ def _in_no_class(file: Brought) -> str:
             f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or name a list of "
             "classes or ILSVRC2012's devkit: --override validation_classes=PATH"
         )
-    return ClassFolders.refusal(file)
+    return classless(file)
 
 
 def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Iterator[str]:

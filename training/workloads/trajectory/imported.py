@@ -28,7 +28,7 @@ import numpy as np
 from contract.errors import UserError
 from contract.keys import UNFINISHED
 from training import in_processes
-from training.durable import ClassFolders, FolderOutput, SourceFile
+from training.durable import FolderOutput, SourceFile, class_names
 from training.workloads.trajectory.clip_dataset import (
     CLIPS_FILE,
     TRACKS_FILE,
@@ -265,7 +265,7 @@ def import_dataset(
         files, missing = _listed(files, [Path(name) for name in options.lists.split(",")])
     for file in files:
         check_suffix(file)
-    classes = ClassFolders.names(files)
+    classes = class_names(files)
     labels = [classes.index(str(file.label)) for file in files]
     splits = _splits(files, labels, seed)
     _refuse_missing(splits, labels, classes)

@@ -219,7 +219,7 @@ said(machine, "listens")
 machine.shut_down()
 while not machine.is_off:
     time.sleep(0.1)
-print(machine.training_log.read_text())
+print((machine.root / TRAINING).read_text())
 print("off", machine.kill())
 machine.remove()
 """

@@ -1,4 +1,4 @@
-"""Three boots of one QEMU machine with the template's user data, told as JSON on standard output.
+"""Three boots of one QEMU machine with the template's user data, reported as JSON.
 
 Run: python -m tests.rehearsal.machines.qemu.lives FOLDER (root)
 """
@@ -249,7 +249,7 @@ def live(folder: Path, image: DiskImage) -> dict[str, Any]:
             ),
         )
         life = Life(machine)
-        told: dict[str, Any] = {"user_data": user_data, "instance_id": ran["InstanceId"]}
+        report: dict[str, Any] = {"user_data": user_data, "instance_id": ran["InstanceId"]}
         scenes: dict[str, Callable[[], dict[str, Any]]] = {
             "first_boot": lambda: first_boot(life),
             "reboot": lambda: reboot(life),
@@ -260,11 +260,11 @@ def live(folder: Path, image: DiskImage) -> dict[str, Any]:
         }
         try:
             for name, scene in scenes.items():
-                told[name] = scene()
-                print(f"{name}: {told[name].get('seconds')} s", file=sys.stderr, flush=True)
+                report[name] = scene()
+                print(f"{name}: {report[name].get('seconds')} s", file=sys.stderr, flush=True)
         finally:
             machine.remove()
-        return told
+        return report
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.disks import INSTANCE_STORE
-from rehearsal.machines.nspawn.machine import UUID
+from rehearsal.machines.nspawn.machine import INSTANCE_STORE, UUID
 from rehearsal.machines.nspawn.network import BRIDGE, Card, MachineNetwork
 from rehearsal.machines.quirks import EBS
 from tests.rehearsal.machines.qemu import host_folders, identity

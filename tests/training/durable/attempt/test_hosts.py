@@ -194,7 +194,7 @@ def test_fails_for_a_host_that_does_not_come() -> None:
 
 def test_a_notice_ends_the_wait_for_other_hosts() -> None:
     supervisor = Supervisor(budget_seconds=20)
-    supervisor.interruption.tell("shutdown")
+    supervisor.interruption.record("shutdown")
     for number in (0, 1):
         with pytest.raises(InterruptedRunError, match="shutdown"):
             meet(_on(number, free_port()), {}, supervisor.wait_for_others)

@@ -83,7 +83,7 @@ def test_the_deadline_is_the_notice_s_time_within_the_budget(
     if content is not None:
         path.write_text(content)
     interruption = Interruption(budget_seconds=120, notice_file=path)
-    interruption.tell("notice")
+    interruption.record("notice")
     assert interruption.notice is not None
     if interruption.notice.is_dated and seconds < 120:
         # Whole seconds are written; however long this test took to come here, the date stays.
@@ -120,15 +120,15 @@ def test_only_a_nearer_second_notice_moves_the_deadline(tmp_path: Path) -> None:
     interruption = Interruption(budget_seconds=120, notice_file=path)
     interruption.when_noticed(received.append)
     write_notice(path, 100)
-    interruption.tell("notice")
+    interruption.record("notice")
     found = interruption.notice
     assert found is not None
     for seconds, expected in ((110, 100), (20, 20), (60, 20)):
         write_notice(path, seconds)
-        interruption.tell("notice")
+        interruption.record("notice")
         assert found.deadline - found.received == pytest.approx(expected, abs=5)
     path.unlink()
-    interruption.tell("shutdown")
+    interruption.record("shutdown")
     assert found.deadline - found.received == pytest.approx(20, abs=5)
     assert interruption.notice is found
     assert received == [found], "whoever holds it sees the deadline move"
@@ -146,7 +146,7 @@ def test_of_two_notices_at_once_one_counts(monkeypatch: pytest.MonkeyPatch, tmp_
     for _ in range(20):
         interruption = Interruption(budget_seconds=120)
         interruption.when_noticed(received.append)
-        threads = [threading.Thread(target=interruption.tell, args=("notice",)) for _ in range(2)]
+        threads = [threading.Thread(target=interruption.record, args=("notice",)) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -251,7 +251,7 @@ def test_a_last_snapshot_that_does_not_fit_leaves_time_to_say_what_is_lost(
     def told(self: ProgramWatch, process: Any) -> None:
         begin(self, process)
         interruption = self._run.supervisor.interruption
-        interruption.tell("shutdown")
+        interruption.record("shutdown")
         assert interruption.notice is not None
         times.append(interruption.notice.deadline)
 

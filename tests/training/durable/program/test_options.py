@@ -10,8 +10,12 @@ import pytest
 
 from contract.errors import UserError
 from contract.program import Program
-from training.durable.program.container import ContainerHost
-from training.durable.program.options import ProgramOptions, _Command, build_command
+from training.durable.program.container import (
+    ContainerHost,
+    ProgramOptions,
+    _Command,
+    build_command,
+)
 from training.durable.store.folder import FolderStore
 
 HOST = ContainerHost(num_gpus=4, num_cpus=48)

@@ -12,8 +12,7 @@ import pytest
 from contract.errors import UserError
 from training.durable.errors import InterruptedRunError
 from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint_name
-from training.durable.record.lease import Lease, LeaseLostError, acquire
-from training.durable.record.reopening import mark_failed
+from training.durable.record.lease import Lease, LeaseLostError, acquire, mark_failed
 from training.durable.store.folder import FolderStore, open_store
 from training.durable.store.protocol import (
     AnswerLostError,

@@ -22,8 +22,7 @@ from contract.keys import HEAD
 from training.durable.errors import InterruptedRunError
 from training.durable.record import lease
 from training.durable.record.head import CheckpointEntry, Head
-from training.durable.record.lease import Lease, LeaseLostError, acquire
-from training.durable.record.reopening import mark_failed
+from training.durable.record.lease import Lease, LeaseLostError, acquire, mark_failed
 from training.durable.store import protocol
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import AnswerLostError, PreconditionFailedError, StoreError

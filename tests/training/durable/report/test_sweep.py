@@ -11,7 +11,7 @@ import pytest
 from contract.sweep import Sweep, drawn_runs
 from tests.training.runs import AVERAGED, WORKLOAD, Run
 from training.cli.main import main
-from training.durable.report.sweep import SweptRuns
+from training.durable.report.page import SweptRuns
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,11 @@ from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
-from training.durable.store import verified
+from training.durable.store import local_dataset
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset, is_syncing
+from training.durable.store.local_dataset import LocalDataset, is_syncing, sha256_of
 from training.durable.store.protocol import StoreError
-from training.durable.store.verified import sha256_of
 
 
 def silent(done: int, total: int, size: int) -> None:
@@ -196,13 +195,13 @@ def test_a_file_is_hashed_once_per_machine(
         hashed.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr(verified, "sha256_of", hash_and_tell)
+    monkeypatch.setattr(local_dataset, "sha256_of", hash_and_tell)
     LocalDataset.open(out)
     assert hashed == []
     (out / "notes" / "about.txt").touch()
     LocalDataset.open(out)
     assert hashed == ["about.txt"]
-    monkeypatch.setattr(verified, "_machine", lambda: "a machine with a copy of the disk")
+    monkeypatch.setattr(local_dataset, "_machine", lambda: "a machine with a copy of the disk")
     LocalDataset.open(out)
     LocalDataset.open(out)
     assert sorted(hashed) == ["about.txt", "about.txt", "x.safetensors"]

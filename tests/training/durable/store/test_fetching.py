@@ -14,9 +14,8 @@ from contract.errors import UserError
 from training.durable.store import dataset as fetching
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import FolderStore
-from training.durable.store.local_dataset import LocalDataset, is_syncing, no_progress
+from training.durable.store.local_dataset import LocalDataset, announce, is_syncing, no_progress
 from training.durable.store.protocol import StoreError
-from training.durable.store.verified import announce
 
 PART = 1000
 

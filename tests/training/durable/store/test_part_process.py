@@ -169,7 +169,7 @@ def test_a_failure_beside_withdraws_what_is_being_sent(
     worker.suspend()
     copy = staged(scene.store, scene.capture(1))
     with pytest.raises(ValueError, match="this one"):
-        send(scene.store, "x/", copy.files, TransferProgress(), beside=[fail])
+        send(scene.store, "x/", copy.files, TransferProgress(), tasks=[fail])
     resumes.join()
     assert scene.num_open_uploads() == 0
     assert "x/model.safetensors" not in scene.store.sizes("x/")

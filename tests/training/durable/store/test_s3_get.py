@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import StoreError
 from training.durable.store.s3 import S3Store
-from training.durable.store.s3_transfer import Bucket, RangeReader, UnsureError, reader_like
+from training.durable.store.s3_ranges import Bucket, RangeReader, UnsureError, reader_like
 
 KEY = "a/b c+1.bin"
 BODY = bytes(range(256)) * 40

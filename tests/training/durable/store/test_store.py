@@ -22,8 +22,7 @@ from training.durable.store.protocol import (
     Upload,
     put_unless_changed,
 )
-from training.durable.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, S3Store
-from training.durable.store.s3_transfer import Body
+from training.durable.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, Body, S3Store
 
 
 def test_a_first_write_wins_once_and_an_old_tag_is_refused(store_uri: str) -> None:

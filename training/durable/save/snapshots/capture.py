@@ -13,7 +13,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,19 +62,14 @@ class Known:
 
     def with_earlier(self, earlier: "Known") -> "Known":
         """Return this with what an earlier capture knew, and therefore left out."""
-        return Known(
-            files={**earlier.files, **self.files},
-            contents=self.contents,
-            blobs={**earlier.blobs, **self.blobs},
-        )
+        files, blobs = {**earlier.files, **self.files}, {**earlier.blobs, **self.blobs}
+        return replace(self, files=files, blobs=blobs)
 
     def without(self, blobs: Collection[str]) -> "Known":
         """Return this without the contents of these blobs."""
-        return Known(
-            files={state: one for state, one in self.files.items() if one.blob not in blobs},
-            contents={sha: one for sha, one in self.contents.items() if one.blob not in blobs},
-            blobs=self.blobs,
-        )
+        files = {state: one for state, one in self.files.items() if one.blob not in blobs}
+        contents = {sha: one for sha, one in self.contents.items() if one.blob not in blobs}
+        return replace(self, files=files, contents=contents)
 
     @classmethod
     def after(cls, manifest: FolderManifest, files: Mapping[FileState, Content]) -> "Known":
@@ -123,7 +118,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
-    """What to send, and where to read it."""
+    """The content to send, and where to read it."""
 
     reason: Reason
     program_says_when: bool

@@ -220,7 +220,7 @@ class _Sent:
     """A capture whose contents are all in the store."""
 
     manifest: FolderManifest
-    files: Mapping[FileState, Content]  # those whose times tell whether they changed
+    files: Mapping[FileState, Content]  # those whose times show whether they changed
     changed_bytes: int
     sent_bytes: int
 
@@ -229,7 +229,7 @@ class FolderSave(Save):
     """A save of one capture; once its contents are in the store, later tries reuse `sent`."""
 
     def __init__(
-        self, saves: "FolderSaves", capture: Capture, kind: Kind, *, is_tentative: bool = False
+        self, saves: "FolderSaves", capture: Capture, kind: Kind, *, is_tentative: bool
     ) -> None:
         # A capture in place is not retried: the program waits for it.
         super().__init__(failed=None if capture.is_in_place else saves.failed)
@@ -266,10 +266,10 @@ class FolderSave(Save):
             program_step=self.capture.program_step,
         )
 
-    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
+    def send(self, name: str, tasks: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
         """Send what is new, then snapshot.json; may also raise ChangedError."""
         self.sent = self.sent or self._send_contents()
-        for task in beside:
+        for task in tasks:
             task()
         manifest = self.sent.manifest
         if manifest.holds_no_more_than(self._blobs.newest):
@@ -324,7 +324,7 @@ class FolderSave(Save):
         self.new_blobs.clear()
         self._known = self._blobs.known.with_earlier(self.capture.known)
         try:
-            with self._telling_progress():
+            with self._logging_progress():
                 sent = self._hash_and_send()
             if self.capture.is_in_place:
                 self.capture.refuse_changed(self._saves.root)
@@ -414,17 +414,17 @@ class FolderSave(Save):
         )
 
     @contextmanager
-    def _telling_progress(self) -> Iterator[None]:
+    def _logging_progress(self) -> Iterator[None]:
         """Log the progress every ten seconds."""
         is_over, progress = threading.Event(), self.progress
 
-        def tell() -> None:
+        def report() -> None:
             while not is_over.wait(_LINE_SECONDS):
                 done, total = progress.done_bytes / 1e6, progress.total_bytes / 1e6
                 _log.info(f"[save] {done:,.0f} of {total:,.0f} MB sent")
 
         progress.done_bytes = progress.total_bytes = 0
-        thread = threading.Thread(target=tell, name="save-progress", daemon=True)
+        thread = threading.Thread(target=report, name="save-progress", daemon=True)
         thread.start()
         try:
             yield
@@ -466,12 +466,6 @@ class FolderSaves:
         """The store's error if it refused the newest save."""
         error = self._newest.error if self._newest is not None else None
         return error if isinstance(error, StoreError) else None
-
-    def prepare(self, captured: Capture, kind: Kind, *, is_tentative: bool = False) -> FolderSave:
-        """Return a save of what was captured."""
-        if kind == "emergency":
-            self.blobs.stop_copying.set()  # now seconds count
-        return FolderSave(self, captured, kind, is_tentative=is_tentative)
 
     def start(self, save: FolderSave) -> None:
         """Send this next, instead of one that is waiting."""
@@ -523,6 +517,6 @@ class FolderSaves:
         if save.cost is not None:  # else nothing had changed
             seconds = save.cost.seconds
             self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.facts())
-            self.publisher.tell(save, step=sent.manifest.note.get("step"))
+            self.publisher.record(save, step=sent.manifest.note.get("step"))
         if not save.releases:  # else the successor does it: now seconds count
             self.blobs.delete_unneeded()

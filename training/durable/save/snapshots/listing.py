@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from operator import itemgetter
 from pathlib import Path
 
 # The kernel's clock ticks every 1 to 10 ms; a second change within a tick leaves the same times.
@@ -162,7 +163,7 @@ def list_folder(root: Path, logs: frozenset[str] | None = None) -> Listing:
     folders: dict[str, FileState] = {}
     skipped: dict[str, str] = {}
     began_ns = time.time_ns()
-    for path, found, entry in _walk(root):
+    for path, found, entry in sorted(_walk(root), key=itemgetter(0)):
         if stat.S_ISREG(found.st_mode):
             files[path] = FileState.of(found)
         elif stat.S_ISDIR(found.st_mode):
@@ -175,12 +176,7 @@ def list_folder(root: Path, logs: frozenset[str] | None = None) -> Listing:
         else:
             skipped[path] = _kind(found.st_mode)
     return Listing(
-        files=dict(sorted(files.items())),
-        links=dict(sorted(links.items())),
-        folders=dict(sorted(folders.items())),
-        skipped=dict(sorted(skipped.items())),
-        began_ns=began_ns,
-        logs=logs,
+        files=files, links=links, folders=folders, skipped=skipped, began_ns=began_ns, logs=logs
     )
 
 

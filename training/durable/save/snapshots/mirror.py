@@ -95,8 +95,8 @@ class Mirror:
         self._haste: _Haste | None = None
         self._num_captures = 0
         self._program: int | None = None
-        self._said = -_LINE_SECONDS
-        self._told_logs = ""
+        self._warned = -_LINE_SECONDS
+        self._known_logs = ""  # which files count as logs, as last reported
         self._is_closing = threading.Event()
 
     @property
@@ -114,10 +114,7 @@ class Mirror:
 
     def obstacle(self, seconds: float) -> tuple[str, str] | None:
         """Return what has kept the folder from capture for so long, and what will be done."""
-        watcher = self._watcher
-        if watcher.uncaptured_seconds < seconds:
-            return None
-        return watcher.obstacle, watcher.outlook
+        return self._watcher.obstacle(seconds)
 
     def restore(self) -> tuple[Loaded[Filled] | None, tuple[tuple[str, str], ...]]:
         """Fill the folder from the newest valid snapshot, and return it; None if there is none.
@@ -139,24 +136,21 @@ class Mirror:
 
         run = self._publisher
         found, passed_over = newest_valid(run.store, run.lease, run.events, read)
-        if found is None:
-            filled = fill(run.store, _NOTHING, self._folder)
-            self._blobs.begin_with(filled.manifest, filled.files)
-            self._blobs.sweep()
-            return None, passed_over
-        self._restored, filled = found.entry, found.content
-        self._watcher.says_when = filled.manifest.program_says_when
+        filled = found.content if found else fill(run.store, _NOTHING, self._folder)
         self._blobs.begin_with(filled.manifest, filled.files)
         self._blobs.found_damaged(filled.damaged)
-        self._watcher.captured = list_folder(self._folder)
-        self._watcher.growing.resume(filled.manifest.note)
-        self._doubted = self._watcher.captured if found.entry.is_tentative else None
+        if found is not None:
+            self._restored = found.entry
+            self._watcher.says_when = filled.manifest.program_says_when
+            self._watcher.captured = list_folder(self._folder)
+            self._watcher.growing.resume(filled.manifest.note)
+            self._doubted = self._watcher.captured if found.entry.is_tentative else None
+            size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
+            _log.info(
+                f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
+                f"{size:,.1f} MB, {reused:,.1f} MB of which were on the disk"
+            )
         self._blobs.sweep()
-        size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
-        _log.info(
-            f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
-            f"{size:,.1f} MB, {reused:,.1f} MB of which were on the disk"
-        )
         return found, passed_over
 
     def start(self, program: int | None = None) -> None:
@@ -165,13 +159,13 @@ class Mirror:
         self._watcher.start(program)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tell the program to end inside this context: it is stopped to see if it is in a save."""
+    def signalling(self) -> Iterator[None]:
+        """Signal the program inside this context: it is stopped to see if it is in a save."""
         with ExitStack() as stack:
             with suppress(SnapshotError):
                 stack.enter_context(stopped(self._program))
             with suppress(SnapshotError):
-                self._watcher.telling()
+                self._watcher.note_signal()
             yield
 
     def request(self, haste: _Haste) -> None:
@@ -196,7 +190,7 @@ class Mirror:
         self.check()
         moment, why = None, ""
         try:
-            moment = self._watcher.last_moment(exit_code, was_told=self._haste == "emergency")
+            moment = self._watcher.last_moment(exit_code, after_notice=self._haste == "emergency")
             self._saves.give_way()  # the last one is newer
         except SnapshotError as error:
             why = str(error)
@@ -287,14 +281,11 @@ class Mirror:
             return captured
         is_state = growing.are_state(listing) and not self._watcher.says_when
         how = "as they grow" if is_state else "with other files"
-        self._tell_logs(f"treated as logs, and saved {how}: {', '.join(logs)[:1000]}")
-        return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
-
-    def _tell_logs(self, text: str) -> None:
-        """Report which files count as logs, and when they are saved; once, until that changes."""
-        if text != self._told_logs:
-            self._told_logs = text
+        text = f"treated as logs, and saved {how}: {', '.join(logs)[:1000]}"
+        if text != self._known_logs:
+            self._known_logs = text
             self._publisher.events.emit("logs", "info", message=text)
+        return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
 
     def _prepared(self, captured: Capture, moment: Moment) -> FolderSave:
         """Return a save of it; what a tentative one restored stays so until it is rewritten."""
@@ -303,11 +294,10 @@ class Mirror:
         ):
             self._doubted = None
         is_tentative = moment.is_tentative or self._doubted is not None
-        return self._saves.prepare(captured, self._kind, is_tentative=is_tentative)
-
-    @property
-    def _kind(self) -> Kind:
-        return self._haste or "periodic"
+        kind: Kind = self._haste or "periodic"
+        if kind == "emergency":
+            self._blobs.stop_copying.set()  # now seconds count
+        return FolderSave(self._saves, captured, kind, is_tentative=is_tentative)
 
     def _commit_last(self, moment: Moment, deadline: float | None, release: bool) -> bool:
         """Commit the folder as the program left it; try again until the deadline."""
@@ -316,7 +306,7 @@ class Mirror:
             try:
                 captured = self._captured_now("exit", moment, in_place=True)
             except ChangedError as error:
-                self._say(f"{error}; trying again")
+                self._warn(f"{error}; trying again")
                 continue
             except SnapshotError as error:
                 self._refuse(error)
@@ -333,15 +323,15 @@ class Mirror:
 
     def _refuse(self, error: SnapshotError) -> None:
         """Report, once in a while, why no snapshot can be taken."""
-        if self._say(str(error)):
+        if self._warn(str(error)):
             self._publisher.events.emit(
                 "save-failed", "failed", kind=self._haste or "periodic", message=str(error)
             )
 
-    def _say(self, text: str) -> bool:
+    def _warn(self, text: str) -> bool:
         now = time.monotonic()
-        if now - self._said < _LINE_SECONDS:
+        if now - self._warned < _LINE_SECONDS:
             return False
-        self._said = now
+        self._warned = now
         _log.warning(f"[snapshot] none yet: {text}")
         return True

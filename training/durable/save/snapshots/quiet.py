@@ -1,4 +1,4 @@
-"""Tells whether a program's save is over: how long its folder was quiet, and how it saves.
+"""Decides whether a program's save is over: how long its folder was quiet, and how it saves.
 
 Where nothing is known of its processes, a quiet time alone must do. A program's habit is
 learned from its folder, to see the end of a save sooner, and so is which files only grow: nothing
@@ -34,7 +34,7 @@ _TAIL_BYTES = 4096
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 # How often it must have grown.
 _GROWTHS = 3
-# Beside logs, how much longer than ever before the other files must have stayed as they are.
+# With logs, how much longer than ever before the other files must have stayed as they are.
 _OVERDUE_TIMES = 3
 # How often a file named like a log must have been rewritten to be none; once is a new log.
 _REWRITES = 2
@@ -96,7 +96,7 @@ class QuietTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Burst:
-    """What changed between two pauses, under names that the next save will have too."""
+    """The changes between two pauses, under names that the next save will have too."""
 
     names: Counter[str]
     numbers: tuple[tuple[int, ...], ...]  # those in the names of new files
@@ -146,7 +146,7 @@ class _Burst:
 
 
 class SaveHabit:
-    """Tells whether a pause is the end of a save; it must be told of each pause."""
+    """Recognizes the pause that ends a save; it must see each pause."""
 
     def __init__(self) -> None:
         self._paused: Listing
@@ -197,7 +197,7 @@ def _is_rewritten(old: FileState, new: FileState) -> bool:
 
 
 class Replacing:
-    """Tells whether a program replaces entire files, and never writes into an old one."""
+    """Recognizes a program that replaces entire files, and never writes into an old one."""
 
     def __init__(self) -> None:
         self._has_replaced = False
@@ -253,7 +253,7 @@ class GrowingFiles:
         self._known = frozenset[str]()  # logs of earlier lives
 
     def resume(self, note: Mapping[str, Any]) -> None:
-        """Go on with what an earlier life has learned, as its last snapshot says."""
+        """Go on with what an earlier life has learned, as its last snapshot records."""
         self._known, self.longest_ns = frozenset(note.get("logs", ())), note.get("longest_ns", 0)
 
     def look(self, listing: Listing) -> None:

@@ -1,4 +1,4 @@
-"""A snapshot: what snapshot.json says of a folder, and a folder made so again.
+"""A snapshot: what snapshot.json records of a folder, and a folder made so again.
 
 Of files with holes, such as databases and memory maps make, only the data is sent and written.
 Anyone who can write to the store could put any path into it, so a path that leaves the folder, or
@@ -485,7 +485,7 @@ class _Fetching:
         except StoreError as refused:
             error = refused
         assert blob is not None
-        # If there is no second copy, or it cannot be read, the first error says more.
+        # If there is no second copy, or it cannot be read, the first error explains more.
         with suppress(FileNotFoundError, StoreError):
             if read(second_key(blob)) is None:
                 _log.warning(f"[restore] {error}; its second copy was read")
@@ -566,7 +566,7 @@ def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
     names: dict[str, str] = {}
     for path in manifest.paths:
         folded = unicodedata.normalize("NFC", path).casefold()
-        if folded in names and not _tells_case_apart(root):
+        if folded in names and not _is_case_sensitive(root):
             raise UserError(
                 f"the file system of {root} cannot tell {names[folded]!r} from {path!r}; "
                 "use a folder on one that can"
@@ -574,6 +574,6 @@ def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
         names[folded] = path
 
 
-def _tells_case_apart(root: Path) -> bool:
+def _is_case_sensitive(root: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="case-", dir=root) as probe:
         return not Path(probe).with_name(Path(probe).name.upper()).exists()

@@ -58,7 +58,7 @@ class Watcher:
     The main thread watches it: `Mirror.check` raises the `error` that has ended it.
 
     `capture` returns what it has captured, or raises, for instance if the folder has changed since
-    it was found quiet; `refused` is told why nothing can be captured.
+    it was found quiet; `refused` gets the reason why nothing can be captured.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Watcher:
         self._habit, self._replacing = SaveHabit(), Replacing()
         self.growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
         self._is_tentative = False  # the last capture
-        self._was_saving = False  # when it was told to end, and that save has not ended since
+        self._was_saving = False  # when it was signalled, and that save has not ended since
         # A file that was open for writing in a quiet time, and when that time began.
         self._held: tuple[str | None, float] = None, 0.0
         self._patience = 1.0  # doubled after each failed stop
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
         self._grown_at = -math.inf  # the last capture of growth
         self._stop = threading.Event()
@@ -106,8 +106,8 @@ class Watcher:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def telling(self) -> None:
-        """Note, before the program is told to end, whether it is in a save, which that may tear.
+    def note_signal(self) -> None:
+        """Note, before the program is signalled, whether it is in a save, which that may tear.
 
         A program that exits takes seconds, its files closed: a second's pause proves nothing then.
         """
@@ -119,11 +119,11 @@ class Watcher:
         is_open = held is not None and not self._stays_open(held)
         self._was_saving = is_open or seconds < self._sure_seconds
 
-    def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
+    def last_moment(self, exit_code: int, *, after_notice: bool) -> Moment:
         """Return when the folder of an ended program may be captured; SnapshotError if never.
 
         If the program says when, its last request counts, however it ended. Otherwise what it wrote
-        last counts if it ended well by itself; told to end, it may have been in a save.
+        last counts if it ended well by itself; after a notice it may have been in a save.
         """
         with suppress(FileNotFoundError):
             asked = self._moment(asked_ns=self._commit_file.stat().st_ctime_ns)
@@ -131,16 +131,16 @@ class Watcher:
             return asked
         if self.says_when:
             raise SnapshotError("what the program did after its last commit does not count")
-        if exit_code == 0 and not was_told:
+        if exit_code == 0 and not after_notice:
             return Moment()
         listing = self._list()
         if self._grown(listing):
             return self._moment(is_tentative=self._is_tentative)
         if self._habit.is_part(listing):
             raise SnapshotError("the program ended in the middle of a save")
-        if was_told and 0 <= exit_code != _KILLED:
+        if after_notice and 0 <= exit_code != _KILLED:
             if self._was_saving:
-                raise SnapshotError("it was told to end in the middle of a save")
+                raise SnapshotError("it was signalled in the middle of a save")
             return self._moment(is_tentative=True)
         seconds = self._quiet.seconds_until_now(listing)
         if seconds < self._wanted_seconds:
@@ -163,20 +163,18 @@ class Watcher:
         since = self._uncaptured_since
         return 0.0 if since is None else time.monotonic() - since
 
-    @property
-    def obstacle(self) -> str:
-        """What keeps the folder from being quiet, as a clause."""
-        if held := self._quiet.found_open:
-            return f"{held} stays open for writing"
+    def obstacle(self, seconds: float) -> tuple[str, str] | None:
+        """Return what has kept the folder from capture for so long, and what will be done."""
+        if self.uncaptured_seconds < seconds:
+            return None
         listing = self._quiet.listing
-        return f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
-
-    @property
-    def outlook(self) -> str:
-        """What will be done if the folder is never quiet, as a clause."""
-        if self.standstill_error is not None:
-            return f"none can be taken with the program stopped either: {self.standstill_error}"
-        return f"after {self._restless_seconds:g} s the program is stopped for a moment to take one"
+        what = f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
+        if held := self._quiet.found_open:
+            what = f"{held} stays open for writing"
+        if (error := self.standstill_error) is not None:
+            return what, f"none can be taken with the program stopped either: {error}"
+        after = f"after {self._restless_seconds:g} s"
+        return what, f"{after} the program is stopped for a moment to take one"
 
     @property
     def _wanted_seconds(self) -> float:
@@ -251,7 +249,7 @@ class Watcher:
             return time.monotonic() + _HASTY_SECONDS
         try:
             before, listing = self._quiet.listing, self._list()
-            self._tell_odd(listing)
+            self._report_odd(listing)
             self.growing.look(listing)
             listing = replace(listing, logs=self.growing.logs)
             if before is None:
@@ -353,22 +351,16 @@ class Watcher:
     def _moment(self, **about: Any) -> Moment:
         return Moment(logs=self.growing.logs, **about)
 
-    def _tell_odd(self, listing: Listing) -> None:
+    def _report_odd(self, listing: Listing) -> None:
         """Report once what is not saved."""
-        for path, kind in listing.skipped.items():
-            self._tell_once(path, f"{path!r} is {kind} and is not saved")
+        odd = {path: f"is {kind} and is not saved" for path, kind in listing.skipped.items()}
         for path, target in listing.links.items():
             if leaves(self._folder, path, target):
-                self._tell_once(
-                    path,
-                    f"{path!r} points out of the folder, to {target!r}: the link is saved, but "
-                    "not its target",
-                )
-
-    def _tell_once(self, path: str, text: str) -> None:
-        if path not in self._told:
-            self._told.add(path)
-            _log.warning(f"[snapshot] {text}")
+                what = f"points out of the folder, to {target!r}"
+                odd[path] = f"{what}: the link is saved, but not its target"
+        for path in [path for path in odd if path not in self._warned]:
+            _log.warning(f"[snapshot] {path!r} {odd[path]}")
+        self._warned.update(odd)
 
 
 def _is_untouched(path: Path, before: os.stat_result) -> bool:

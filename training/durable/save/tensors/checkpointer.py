@@ -48,7 +48,7 @@ _CLEANUP_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveRequest:
-    """What to save, and why. The live state is valid only until the next step starts."""
+    """A state to save, and why. The live state is valid only until the next step starts."""
 
     entry: CheckpointEntry  # the head's entry for it, without its files
     position: Position
@@ -85,7 +85,7 @@ class TensorSave(Save):
         """The entry that the policy has requested."""
         return self.request.entry
 
-    def send(self, name: str, beside: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...]:
+    def send(self, name: str, tasks: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...]:
         """Send the tensors (in a sharded stage those of all ranks), and then the JSON of all.
 
         Refuses weights with a NaN.
@@ -93,11 +93,14 @@ class TensorSave(Save):
         store, prefix, state = self._publisher.store, checkpoint_prefix(name), self.state.state
         position = self.request.position
         where = f"stage {position.stage!r}, step {position.step}"
-        files = send_state(store, name, self.state, self.progress, where, beside)
+        files = send_state(store, name, self.state, self.progress, where, tasks)
         if self._others is not None:
             theirs, slices = self._others(name, self.progress.stop)
             files = (*files, *theirs)
-            _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
+            there = store.sizes(prefix)
+            for file in files:
+                if (size := there.get(key := prefix + file.name, "no")) != file.bytes:
+                    raise StoreError(f"{key} has {size} bytes instead of {file.bytes}")
             state = {**state, SLICES: _merged_slices([state[SLICES], *slices])}
         return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
 
@@ -117,14 +120,6 @@ class TensorSave(Save):
     def settle(self) -> None:
         """Report a refusal, or delete what is no longer kept."""
         self._publisher.settle(self)
-
-
-def _refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
-    """Raise StoreError if a file in the store is missing or not as large as announced."""
-    for file in files:
-        if there.get(prefix + file.name) != file.bytes:
-            size = there.get(prefix + file.name, "no")
-            raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
 
 
 def _merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -330,7 +325,7 @@ class Checkpointer:
         )
 
     def _order(self, verb: Verb, name: str) -> None:
-        """Tell the other ranks of a sharded stage what to do with their shares of a save."""
+        """Order the other ranks of a sharded stage to act on their shares of a save."""
         if self._leader is not None:
             self._leader.order(verb, name)
 
@@ -399,7 +394,7 @@ class Checkpointer:
         durable = write.cost.seconds
         # A save in the background may use training's cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
-        self._publisher.tell(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
+        self._publisher.record(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
         if (choice := self.schedule.measure(write.blocked_seconds + slowed, durable)) is not None:
             _log.info("[interval] auto: %s", choice)
             self._context.metrics.write("interval", step=step, **asdict(choice))

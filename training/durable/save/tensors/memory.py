@@ -28,59 +28,55 @@ _HUGE_PAGE = 2 * 1024 * 1024
 
 def available_bytes() -> int | None:
     """Bytes this process can take without swapping or being killed; None if unknown."""
-    known = [left for left in (LocalMemory.free_bytes(), _limit_bytes_left()) if left is not None]
+    known = [left for left in (free_bytes(), _limit_bytes_left()) if left is not None]
     return min(known, default=None)
 
 
-class LocalMemory:
-    """What this machine has of memory, and what processes take."""
+def free_bytes() -> int | None:
+    """Bytes free on the machine (or in the unit), ignoring this process's own limit."""
+    free = _bytes_in(_MEMINFO, "MemAvailable:")
+    known = [left for left in (free, _cgroup_bytes_left()) if left is not None]
+    return min(known, default=None)
 
-    @staticmethod
-    def free_bytes() -> int | None:
-        """Bytes free on the machine (or in the unit), ignoring this process's own limit."""
-        free = _bytes_in(_MEMINFO, "MemAvailable:")
-        known = [left for left in (free, _cgroup_bytes_left()) if left is not None]
-        return min(known, default=None)
 
-    @staticmethod
-    def data_bytes() -> int | None:
-        """Private writable memory of this process, which RLIMIT_DATA limits; None off Linux."""
-        return _bytes_in(_STATUS, "VmData:")
+def data_bytes() -> int | None:
+    """Private writable memory of this process, which RLIMIT_DATA limits; None off Linux."""
+    return _bytes_in(_STATUS, "VmData:")
 
-    @staticmethod
-    def used_bytes(pid: int) -> int:
-        """Memory of a run's processes that no other can get; what they share counts once."""
-        try:
-            used = _bytes_of(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
-        except OSError:  # another user's: what its processes share is not known
-            with contextlib.suppress(OSError):
-                return _bytes_of(pid, "status", "RssAnon:", "RssShmem:")
-            return 0
-        for child in living_below(pid) - {pid}:
-            with contextlib.suppress(OSError):  # it has just ended
-                used += _bytes_of(child, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
-        return used
 
-    @staticmethod
-    def page_lock(address: int, size: int, device: torch.device) -> Callable[[], None] | None:
-        """Page-lock memory and return a function to undo it; None, with a warning, if refused."""
-        # A new thread's device is GPU 0, where every rank would open a context.
-        with torch.cuda.device(device):
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            error = runtime.cudaHostRegister(address, size, 0)
-            if int(error) == 0:
-                return partial(_unlock, address, device)
-            # CUDA keeps the error for the next check of a kernel launch. Make it this one.
-            with contextlib.suppress(RuntimeError):
-                torch.ones(1, device=device)
-        why = runtime.cudaGetErrorString(error)
-        _log.warning(
-            "[memory] %d MB of host memory could not be page-locked (%s); copies to and from it "
-            "take longer",
-            size // 10**6,
-            why,
-        )
-        return None
+def used_bytes(pid: int) -> int:
+    """Memory of a run's processes that no other can get; what they share counts once."""
+    try:
+        used = _bytes_of(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
+    except OSError:  # another user's: what its processes share is not known
+        with contextlib.suppress(OSError):
+            return _bytes_of(pid, "status", "RssAnon:", "RssShmem:")
+        return 0
+    for child in living_below(pid) - {pid}:
+        with contextlib.suppress(OSError):  # it has just ended
+            used += _bytes_of(child, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
+    return used
+
+
+def page_lock(address: int, size: int, device: torch.device) -> Callable[[], None] | None:
+    """Page-lock memory and return a function to undo it; None, with a warning, if refused."""
+    # A new thread's device is GPU 0, where every rank would open a context.
+    with torch.cuda.device(device):
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = runtime.cudaHostRegister(address, size, 0)
+        if int(error) == 0:
+            return partial(_unlock, address, device)
+        # CUDA keeps the error for the next check of a kernel launch. Make it this one.
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device=device)
+    why = runtime.cudaGetErrorString(error)
+    _log.warning(
+        "[memory] %d MB of host memory could not be page-locked (%s); copies to and from it "
+        "take longer",
+        size // 10**6,
+        why,
+    )
+    return None
 
 
 def _bytes_of(pid: int, file: str, *names: str) -> int:
@@ -98,7 +94,7 @@ def _bytes_in(path: Path, name: str) -> int | None:
 
 def _limit_bytes_left() -> int | None:
     """Bytes left below this process's own limit, if it has one."""
-    limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], LocalMemory.data_bytes()
+    limit, used = resource.getrlimit(resource.RLIMIT_DATA)[0], data_bytes()
     return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - used)
 
 
@@ -156,11 +152,7 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
         # A fork copies page-locked memory: every loader worker would get a copy of the state.
         block.madvise(mmap.MADV_DONTFORK)
     tensor = torch.frombuffer(block, dtype=torch.uint8)[:size]
-    unlock = (
-        LocalMemory.page_lock(tensor.data_ptr(), max(size, 1), device)
-        if device.type == "cuda"
-        else None
-    )
+    unlock = page_lock(tensor.data_ptr(), max(size, 1), device) if device.type == "cuda" else None
     # `block` stays mapped until it is unlocked: the finalizer references it.
     weakref.finalize(tensor, _release, block, os.getpid(), unlock)
     return tensor

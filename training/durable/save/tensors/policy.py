@@ -51,12 +51,20 @@ class CheckpointPolicy:
         self._follower: ShardedFollower | None = None
         self._is_prepared = False
         if is_sharded:
-            self._share_saves(capture)
+            world = context.world
+            self._capture = lambda: own_share(capture(), world.rank)
+            hosts = world.gather(socket.gethostname())
+            num_here = hosts.count(hosts[world.rank])
+            if checkpointer is not None:
+                self._leader = ShardedLeader(world)
+                checkpointer.use_leader(self._leader, num_here)
+            else:
+                self._follower = ShardedFollower(context, num_here)
         elif checkpointer is not None:
             checkpointer.use_leader(None)
 
     def save_if_due(self, position: Position) -> bool:
-        """Save if the schedule or a rebalance recommendation says so; return whether it did."""
+        """Save if the schedule or a rebalance recommendation asks for it; return whether it did."""
         return self.lead(lambda checkpointer: self._save_if_due(checkpointer, position))
 
     def protect(self, position: Position, work: Work) -> None:
@@ -84,18 +92,6 @@ class CheckpointPolicy:
         """Finish, because the stage or the attempt is over."""
         if self._follower is not None:
             self._follower.close()
-
-    def _share_saves(self, capture: Callable[[], LiveState]) -> None:
-        """Set up this rank's part in saves to which every rank contributes its share."""
-        world = self._context.world
-        self._capture = lambda: own_share(capture(), world.rank)
-        hosts = world.gather(socket.gethostname())
-        num_here = hosts.count(hosts[world.rank])
-        if self._checkpointer is not None:
-            self._leader = ShardedLeader(world)
-            self._checkpointer.use_leader(self._leader, num_here)
-        else:
-            self._follower = ShardedFollower(self._context, num_here)
 
     def lead(self, act: Callable[[Checkpointer], bool | None]) -> bool:
         """Act on rank 0 while the others of a sharded stage follow; return whether it acted."""
@@ -165,7 +161,7 @@ class CheckpointPolicy:
 
 
 class _NoticeSaves(Saves):
-    """What can be saved at one boundary during a notice; the extra time decides what is saved."""
+    """The saves at one boundary during a notice, between which the extra time chooses."""
 
     def __init__(self, policy: CheckpointPolicy, context: AttemptContext, at: Position) -> None:
         self._policy = policy

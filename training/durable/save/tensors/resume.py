@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -247,52 +247,46 @@ def _missing(file: FileEntry) -> Iterator[None]:
 _OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
 
 
+@dataclass(slots=True)
 class ShardedContent:
     """A checkpoint of which each rank verifies some files and fills its share of a model."""
 
-    def __init__(
-        self,
-        store: Store,
-        entry: CheckpointEntry,
-        state: Mapping[str, Any],
-        slices: Mapping[str, Mapping[str, Any]],
-    ) -> None:
-        self.state = state
-        self._store = store
-        self._entry = entry
-        self._slices = slices
-        self._files = {file.name: file for file in entry.files}
-        self._kept: dict[str, dict[str, Tensor]] = {}
+    store: Store
+    entry: CheckpointEntry
+    state: Mapping[str, Any]
+    slices: Mapping[str, Mapping[str, Any]]
+    _kept: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
 
     def verify(self, rank: int, size: int) -> DamagedCheckpointError | StoreError | None:
         """Read and keep this rank's part of the files; return the first error, if any.
 
         With as many ranks as wrote it, each reads exactly what it needs.
         """
-        mine = [f for k, f in enumerate(self._entry.files) if _reader(k, f, size) == rank]
+        mine = [f for k, f in enumerate(self.entry.files) if _reader(k, f, size) == rank]
         for file in mine:
             if file.name == STATE:
                 continue
             try:
-                self._kept[file.name] = read_twice(self._entry, partial(self._read, file.name))
+                self._kept[file.name] = read_twice(self.entry, partial(self._read, file.name))
             except (DamagedCheckpointError, StoreError) as error:
                 return error.with_traceback(None)  # which would hold what was read
         return None
 
     def names(self, part: str) -> frozenset[str]:
         """The names of a part's tensors."""
-        return frozenset(self._slices.get(part, {}))
+        return frozenset(self.slices.get(part, {}))
 
     def fill(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Fill this rank's share of every tensor in place, and free what `verify` kept."""
-        fill_slices(self._slices, parts, self._take)
+        fill_slices(self.slices, parts, self._take)
         self._kept.clear()
 
     def _take(self, file: str) -> Mapping[str, Tensor]:
         return self._kept.pop(file) if file in self._kept else self._read(file)
 
     def _read(self, file: str) -> dict[str, Tensor]:
-        return read_tensors(self._store, checkpoint_prefix(self._entry.name), self._files[file])
+        about = next(one for one in self.entry.files if one.name == file)
+        return read_tensors(self.store, checkpoint_prefix(self.entry.name), about)
 
 
 def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +337,10 @@ class Resume:
         """
 
         def read(store: Store, entry: CheckpointEntry) -> _AnyContent:
-            snapshot = _read(self._context, is_sharded, store, entry)
+            if is_sharded(entry.stage):
+                snapshot: _AnyContent = self._read_shares(store, entry)
+            else:
+                snapshot = CheckpointContent.read(store, entry)
             try:
                 if entry.kind != "stage-end":
                     verify_beginning(Position.from_json(snapshot.state["position"]))
@@ -356,6 +353,20 @@ class Resume:
         found = newest_valid(store, context.lease, context.events, read)
         context.world.share(None)
         return found
+
+    def _read_shares(self, store: Store, entry: CheckpointEntry) -> ShardedContent:
+        """Read a checkpoint on all ranks, each its share."""
+        state = read_twice(entry, lambda: read_state(store, entry))
+        slices = slices_of(store, entry, state)
+        state.pop(SLICES, None)
+        world = self._context.world
+        world.share((entry, state, slices))
+        snapshot = ShardedContent(store, entry, state, slices)
+        errors = [one for one in world.gather(snapshot.verify(world.rank, world.size)) if one]
+        if errors:
+            # Damage decides: what another rank could not read would not help.
+            raise max(errors, key=lambda error: isinstance(error, DamagedCheckpointError))
+        return snapshot
 
     def follow(self) -> ShardedContent | None:
         """On the other ranks, verify what rank 0 asks for; return the last, kept in memory."""
@@ -383,24 +394,3 @@ class Resume:
             part: world.share_tensors(None if given is None else given[part]) for part in parts
         }
         return position, CheckpointContent(tensors=tensors, state=state)
-
-
-def _read(
-    context: AttemptContext,
-    is_sharded: Callable[[str], bool],
-    store: Store,
-    entry: CheckpointEntry,
-) -> _AnyContent:
-    if not is_sharded(entry.stage):
-        return CheckpointContent.read(store, entry)
-    state = read_twice(entry, lambda: read_state(store, entry))
-    slices = slices_of(store, entry, state)
-    state.pop(SLICES, None)
-    world = context.world
-    world.share((entry, state, slices))
-    snapshot = ShardedContent(store, entry, state, slices)
-    errors = [one for one in world.gather(snapshot.verify(world.rank, world.size)) if one]
-    if errors:
-        # Damage decides: what another rank could not read would not help.
-        raise max(errors, key=lambda error: isinstance(error, DamagedCheckpointError))
-    return snapshot

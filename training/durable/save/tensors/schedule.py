@@ -37,7 +37,7 @@ _SavePlan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
 
 
 class Schedule:
-    """The schedule of one attempt; it is told of every save that starts, commits or fails."""
+    """The schedule of one attempt; it records every save that starts, commits or fails."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class _StepPace:
 
     def __init__(self) -> None:
         self._alone: deque[float] = deque(maxlen=_PACE_STEPS)
-        self._beside: deque[float] = deque(maxlen=_PACE_STEPS)
-        self._num_beside = 0
+        self._during: deque[float] = deque(maxlen=_PACE_STEPS)
+        self._num_during = 0
         self._before: tuple[Position, bool, float] | None = None
 
     def end_step(self, position: Position) -> None:
@@ -149,8 +149,8 @@ class _StepPace:
         if before.stage != position.stage:
             self._alone.clear()
         elif before.step + 1 == position.step:  # else it was an evaluation
-            (self._beside if is_saving else self._alone).append(time.monotonic() - since)
-            self._num_beside += is_saving
+            (self._during if is_saving else self._alone).append(time.monotonic() - since)
+            self._num_during += is_saving
 
     def begin_step(self, position: Position, *, is_saving: bool) -> None:
         """Record that training goes on from this boundary."""
@@ -158,12 +158,12 @@ class _StepPace:
 
     def take_lost_seconds(self, most: float) -> float:
         """Return how much longer the steps during the last save took, `most` at most."""
-        beside, count = list(self._beside), self._num_beside
-        self._beside.clear()
-        self._num_beside = 0
-        if not beside or not self._alone:
+        during, count = list(self._during), self._num_during
+        self._during.clear()
+        self._num_during = 0
+        if not during or not self._alone:
             return most
-        longer = statistics.median(beside) - statistics.median(self._alone)
+        longer = statistics.median(during) - statistics.median(self._alone)
         return min(most, max(0.0, count * longer))
 
 

@@ -87,12 +87,12 @@ def _is_first_holder(tensor: Tensor, rank: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WrittenShare:
-    """What one rank has written of a save, or what went wrong."""
+    """The share of a save that one rank has written, or what went wrong."""
 
     files: tuple[FileEntry, ...] = ()
     slices: Mapping[str, Any] | None = None
     error: str = ""
-    has_nan: bool = False  # `error` says where in the weights
+    has_nan: bool = False  # `error` names the place in the weights
 
     def to_text(self) -> str:
         """Serialize for the board."""
@@ -128,7 +128,7 @@ class ShardedLeader:
         self._world.share_flag(False)
 
     def order(self, verb: Verb, name: str) -> None:
-        """Tell the others, from the main thread in `leading`, what to do with their shares."""
+        """Order the others, from the main thread in `leading`, to act on their shares."""
         self._world.share_flag(True)
         self._world.share((verb, name))
 
@@ -217,7 +217,13 @@ class ShardedFollower:
         while self._world.share_flag(False):
             order: tuple[Verb, str] | None = self._world.share(None)
             assert order is not None
-            self._act(*order, capture)
+            verb, name = order
+            if verb == "drop":
+                self._cancel([write for write in self._writes if write.name == name])
+            elif verb == "stage":
+                self._stage(name, capture)
+            else:
+                self._write(name, capture, is_live=verb == "live")
             was_ordered = True
         if self._live is not None:
             self._live.wait()
@@ -235,14 +241,6 @@ class ShardedFollower:
         for write in self._writes:
             write.wait(_CLOSE_SECONDS)
 
-    def _act(self, verb: Verb, name: str, capture: Callable[[], LiveState]) -> None:
-        if verb == "drop":
-            self._cancel([write for write in self._writes if write.name == name])
-        elif verb == "stage":
-            self._stage(name, capture)
-        else:
-            self._write(name, capture, is_live=verb == "live")
-
     def _cancel(self, writes: list[_ShareSave]) -> None:
         for write in writes:
             write.cancel()
@@ -257,7 +255,7 @@ class ShardedFollower:
         copy = self._copies.copy(share, writing)
         self._world.gather(copy is not None)
         if copy is not None:
-            self._staged = self._save(name, copy)
+            self._staged = _ShareSave(self._context, name, copy)
             self._listen(self._staged)
 
     def _write(self, name: str, capture: Callable[[], LiveState], *, is_live: bool) -> None:
@@ -269,7 +267,7 @@ class ShardedFollower:
         # To rank 0 the earlier saves are over: it has committed them, or never will.
         self._cancel([write for write in self._writes if not write.is_over])
         copy = None if is_live else self._copies.copy(share, None)
-        write = self._save(name, copy or share, over)
+        write = _ShareSave(self._context, name, copy or share, over)
         self._writes = [write]
         self._live = write if copy is None else None
         write.start()
@@ -287,11 +285,6 @@ class ShardedFollower:
                 staged.wait(_LISTEN_SECONDS)
 
         threading.Thread(target=listen, name="staged", daemon=True).start()
-
-    def _save(
-        self, name: str, state: LiveState | HostCopy, over: threading.Event | None = None
-    ) -> _ShareSave:
-        return _ShareSave(self._context, name, state, over)
 
 
 def _tick(world: World, name: str, over: threading.Event) -> None:

@@ -406,18 +406,18 @@ def send_state(
     state: LiveState | HostCopy,
     progress: TransferProgress,
     where: str,
-    beside: Sequence[Callable[[], None]] = (),
+    tasks: Sequence[Callable[[], None]] = (),
 ) -> tuple[FileEntry, ...]:
-    """Send the tensors of a checkpoint with that name, and run the tasks `beside`.
+    """Send the tensors of a checkpoint with that name, and run the `tasks`.
 
-    DivergedError, which says `where`, if any weight of the model is NaN.
+    DivergedError, which names `where`, if any weight of the model is NaN.
     """
     return send(
         store,
         checkpoint_prefix(name),
         state.files,
         progress,
-        beside=[lambda: _refuse_nan(state.tensors, step_of(name), where), *beside],
+        tasks=[lambda: _refuse_nan(state.tensors, step_of(name), where), *tasks],
         allocate=lambda size: view_of(allocate(size, state.device)),
     )
 

@@ -309,7 +309,7 @@ def test_fails_where_names_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     files = [SavedFile(path=p, mode=0o644, mtime_ns=0, content=empty) for p in ("Last", "last")]
     snapshot = FolderManifest(reason="quiet", program_says_when=False, files=tuple(files))
     store = FolderStore(tmp_path / "run")
-    monkeypatch.setattr(restore, "_tells_case_apart", lambda root: False)
+    monkeypatch.setattr(restore, "_is_case_sensitive", lambda root: False)
     with pytest.raises(UserError, match="cannot tell 'Last' from 'last'"):
         restore.fill(store, snapshot, tmp_path / "laptop")
     monkeypatch.undo()

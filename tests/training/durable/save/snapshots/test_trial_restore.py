@@ -186,7 +186,7 @@ def _told_in_a_save(new_machine: NewMachine, *, is_open: bool) -> Machine:
         stream.write(b"ha")
         if not is_open:
             stream.close()
-        with machine.mirror.telling():
+        with machine.mirror.signalling():
             pass  # the signal, whose handler raises SystemExit; that closes the file
     machine.mirror.request("emergency")
     return machine
@@ -218,7 +218,7 @@ def test_a_program_that_replaces_whole_files_keeps_its_last_when_it_exits_in_a_s
         machine.write({"part": b"%d" % number})
         (machine.folder / "part").rename(machine.folder / "model.pt")
         wait_until(lambda seen=looked: watcher._quiet.listing is not seen, machine.mirror)
-    with (machine.folder / "part").open("wb") as stream, machine.mirror.telling():
+    with (machine.folder / "part").open("wb") as stream, machine.mirror.signalling():
         stream.write(b"ha")
     machine.mirror.request("emergency")
     assert machine.end(143)
@@ -230,7 +230,7 @@ def test_what_a_program_saves_when_it_is_told_is_taken_at_its_exit(
 ) -> None:
     machine = new_machine("machine-0", quiet_seconds=1000.0)
     machine.mirror.start()
-    with machine.mirror.telling():
+    with machine.mirror.signalling():
         pass
     machine.mirror.request("emergency")
     machine.write({"model.pt": b"whole"})

@@ -180,9 +180,7 @@ def test_the_error_of_memory_that_cannot_be_locked_does_not_reach_the_next_kerne
     device = torch.device("cuda", 0)
     block = allocate(8192, device)
     with caplog.at_level(logging.WARNING, "training"):
-        assert memory.LocalMemory.page_lock(block.data_ptr(), 8192, device) is None, (
-            "it is locked already"
-        )
+        assert memory.page_lock(block.data_ptr(), 8192, device) is None, "it is locked already"
     assert "could not be page-locked" in caplog.text
     assert torch.ones(1, device=device).item() == 1.0
 
