@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training import hooks, tiny
-from tests.training.forked import ForkedTrainer
+from tests.training.forked import ForkedTrainer, run_module
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
 from training.cli import data, sweep
 from training.cli.main import main
@@ -42,15 +42,17 @@ def _imported_once() -> None:
 def _sizing_is_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Import datasets as on a machine, without sizing, whose advice takes half of the time.
 
-    The files that read the advice have it, and so do imports that run as processes.
+    The files that read the advice have it, in forks; so do imports that run as processes.
     """
-    if request.path.name not in (
-        "test_documented.py",
-        "test_other_formats.py",
-        "test_next_commands.py",
-    ):
-        lacking = subprocess.CompletedProcess("sizing", 1, "", "No module named sizing")
-        monkeypatch.setattr(data, "subprocess", SimpleNamespace(run=lambda *_, **__: lacking))
+    run: Callable[..., subprocess.CompletedProcess[str]] = run_module
+    if request.path.name not in ("test_documented.py", "test_other_formats.py", "test_data.py"):
+        run = lacking
+    monkeypatch.setattr(data, "subprocess", SimpleNamespace(run=run))
+
+
+def lacking(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+    """As where a module is not installed."""
+    return subprocess.CompletedProcess("sizing", 1, "", "No module named sizing")
 
 
 @pytest.fixture(autouse=True)

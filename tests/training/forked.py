@@ -7,10 +7,15 @@ backward pass in a fork of that process: the tests that fork attempts would fail
 import io
 import os
 import pickle
+import runpy
 import signal
 import subprocess
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
 from training.cli.main import main
@@ -71,6 +76,32 @@ def command(arguments: Sequence[str], before: Callable[[], None] = lambda: None)
         return Done(code, out.getvalue(), err.getvalue())
 
     return in_fork(act)
+
+
+def run_module(
+    words: Sequence[str], *, cwd: Path, input: str, **_: bool
+) -> subprocess.CompletedProcess[str]:
+    """For `subprocess.run` of `python -m MODULE`: in a fork, which has imported most already."""
+
+    def act() -> Done:
+        with tempfile.TemporaryFile() as given:
+            given.write(input.encode())
+            given.flush()
+            os.dup2(given.fileno(), 0)
+        os.chdir(cwd)
+        sys.argv = [*words[2:]]
+        out, err, code = io.StringIO(), io.StringIO(), None
+        with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                runpy.run_module(words[2], run_name="__main__")
+            except SystemExit as end:
+                code = end.code
+            except ImportError as error:  # as where the room is tested alone
+                return Done(1, "", str(error))
+        return Done(int(code or 0), out.getvalue(), err.getvalue())
+
+    return subprocess.CompletedProcess(list(words), *in_fork(act))
 
 
 class ForkedTrainer:

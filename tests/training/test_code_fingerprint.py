@@ -15,67 +15,53 @@ def fingerprint(module: str) -> str:
     return numerics.code_fingerprint.__wrapped__(module, "artifacts")
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of training/, and a user's module beside it."""
+    root = tmp_path_factory.mktemp("sources")
+    shutil.copytree(numerics._root("training"), root / "training")
+    (root / "moons.py").write_text("STAGE = 1")
+    return root
+
+
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of training/ whose sources are hashed, and a user's module beside it."""
-    packages = {"training": tmp_path / "training", "moons": tmp_path / "moons.py"}
-    shutil.copytree(numerics._root("training"), packages["training"])
-    packages["moons"].write_text("STAGE = 1")
+def sources(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy is what is hashed."""
+    packages = {"training": copied / "training", "moons": copied / "moons.py"}
     monkeypatch.setattr(numerics, "_root", packages.__getitem__)
-    return tmp_path
+    return copied
+
+
+MODULES = ("moons", "training.workloads.trajectory.features")
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "changed"),
     [
-        "training/durable/report/page.py",
-        "training/engine/loop.py",
-        "training/cli/main.py",
-        "training/durable/save/write.py",
+        # Code that cannot reach a shard.
+        ("training/durable/report/page.py", [False, False]),
+        ("training/engine/loop.py", [False, False]),
+        ("training/cli/main.py", [False, False]),
+        ("training/durable/save/tensors/checkpointer.py", [False, False]),
+        # What every stage may use.
+        ("training/artifacts/prepare.py", [True, True]),
+        ("training/numerics.py", [True, True]),
+        ("training/durable/sources.py", [True, True]),
+        # A stage's own.
+        ("moons.py", [True, False]),
+        ("training/workloads/trajectory/features.py", [False, True]),
+        ("training/workloads/trajectory/magvit/model.py", [False, True]),
     ],
 )
-@pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])
-def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
-    sources: Path, path: str, module: str
+def test_code_changes_the_keys_of_those_whose_shards_it_can_reach(
+    sources: Path, path: str, changed: list[bool]
 ) -> None:
-    before = fingerprint(module)
+    before = [fingerprint(module) for module in MODULES]
+    text = (sources / path).read_text()
     (sources / path).write_text("# edited")
-    assert fingerprint(module) == before
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("training/numerics.py", "training/artifacts/prepare.py"),
-        "training/durable/sources.py",
-    ],
-)
-@pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])
-def test_code_that_every_stage_may_use_changes_the_key(
-    sources: Path, path: str, module: str
-) -> None:
-    before = fingerprint(module)
-    (sources / path).write_text("# edited")
-    assert fingerprint(module) != before
-
-
-@pytest.mark.parametrize(
-    ("path", "module"),
-    [
-        ("moons.py", "moons"),
-        ("training/workloads/trajectory/features.py", "training.workloads.trajectory.features"),
-        (
-            "training/workloads/trajectory/magvit/model.py",
-            "training.workloads.trajectory.features",
-        ),
-    ],
-)
-def test_the_stage_s_own_code_changes_its_key_alone(sources: Path, path: str, module: str) -> None:
-    (other,) = {"moons", "training.workloads.trajectory.features"} - {module}
-    before = fingerprint(module), fingerprint(other)
-    (sources / path).write_text("# edited")
-    assert fingerprint(module) != before[0]
-    assert fingerprint(other) == before[1]
+    after = [fingerprint(module) for module in MODULES]
+    (sources / path).write_text(text)
+    assert [a != b for a, b in zip(after, before, strict=True)] == changed
 
 
 def test_a_run_whose_code_was_edited_between_attempts_says_so(

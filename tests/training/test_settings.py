@@ -52,10 +52,7 @@ def test_a_stage_has_so_many_steps_and_evaluations(
         ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; use at least 0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"ema_decay": 1.0}, "ema_decay is 1.0; use None or a number in"),
-        (
-            {"ema_buffers": True},
-            "or ema_buffers without an average; set ema_decay",
-        ),
+        ({"ema_buffers": True}, "or ema_buffers without an average; set ema_decay"),
         ({"ema_decay": 0.9, "ema_every_steps": 0}, "ema_every_steps is 0; use at least 1"),
         ({"optimizer_in_backward": True}, "with global_batch 8 and micro_batch 4: the first"),
         (

@@ -59,10 +59,4 @@ def make_rig(aws: EmbeddedAws, folder: Path) -> Rig:
     run_id = f"run-{uuid.uuid4().hex[:8]}"
     parameter = f"/{run_id}/fleet-id"
     aws.client("ssm").put_parameter(Name=parameter, Value=fleet, Type="String")
-    return Rig(
-        aws=aws,
-        folder=folder,
-        run_id=run_id,
-        fleet_id=fleet,
-        parameter=parameter,
-    )
+    return Rig(aws=aws, folder=folder, run_id=run_id, fleet_id=fleet, parameter=parameter)

@@ -6,10 +6,11 @@ that way one bundle serves every test.
 
 import json
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from moto.ec2.models import ec2_backends
 
 from embedded_aws import EmbeddedAws
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
-from rehearsal.machines.process import EC2_DISKS, ProcessMachine
+from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk, ProcessMachine
 from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]
@@ -239,6 +240,51 @@ class Rig:
         for machine in self.machines:
             machine.kill()
             assert machine.processes() == []
+
+
+def install(path: Path, text: str) -> Path:
+    """Write a program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def wheel(folder: Path, name: str, version: str, *requires: str) -> Path:
+    """Write a wheel with one module that knows its version."""
+    about, path = f"{name}-{version}.dist-info", folder / f"{name}-{version}-py3-none-any.whl"
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        )
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def lay_disks(root: Path, *disks: JsonDisk) -> None:
+    """Attach disks to a machine that is only a folder."""
+    (root / "sys/disks").mkdir(parents=True, exist_ok=True)
+    for disk in disks:
+        (root / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
+
+
+def find_disk(
+    root: Path, program: str, place: str, *disks: JsonDisk
+) -> subprocess.CompletedProcess[str]:
+    """Run a boot program that looks for a disk."""
+    lay_disks(root, *disks)
+    path = f"{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    return subprocess.run(
+        [sys.executable, "-m", f"userdata.{program}", place],
+        cwd=REPOSITORY,
+        env={"MACHINE_ROOT": str(root), "DISK_WAIT_SECONDS": "0", "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def wait(machine: ProcessMachine, text: str) -> None:

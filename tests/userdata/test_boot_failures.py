@@ -10,7 +10,7 @@ import pytest
 
 from rehearsal.machines.machine import BOOT, TRAINING
 from rehearsal.machines.process import EC2_DISKS, SHIMS, ProcessMachine
-from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
+from tests.userdata.rig import USERDATA, Rig, calls, install, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")
 NO_PATIENCE = {"DISK_WAIT_SECONDS": "0", "FETCH_ATTEMPTS": "1"}
@@ -113,10 +113,7 @@ def test_user_data_ends_the_machine_wherever_it_fails(tmp_path: Path) -> None:
     (tmp_path / "var/lib/cloud/data").mkdir(parents=True)
     (tmp_path / "var/lib/cloud/data/instance-id").write_text("i-1\n")
     (tmp_path / "opt").write_text("no folder can be made here")
-    aws = tmp_path / "bin/aws"
-    aws.parent.mkdir()
-    aws.write_text('#!/bin/bash\necho "$*" >>"$MACHINE_ROOT/calls"\n')
-    aws.chmod(0o755)
+    aws = install(tmp_path / "bin/aws", '#!/bin/bash\necho "$*" >>"$MACHINE_ROOT/calls"\n')
     # Nobody reads what it says.
     with Path("/dev/full").open("w") as log:
         subprocess.run(

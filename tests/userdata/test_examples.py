@@ -165,11 +165,7 @@ def replace(machine: ProcessMachine) -> None:
     ],
 )
 def test_a_library_that_saves_at_a_notice_loses_nothing_but_time(
-    rig: Rig,
-    tmp_path: Path,
-    example: str,
-    hyperparameters: dict[str, object],
-    model: str,
+    rig: Rig, tmp_path: Path, example: str, hyperparameters: dict[str, object], model: str
 ) -> None:
     variables = boot_program(rig, example, tmp_path, **hyperparameters)
     machine = start(rig, variables)

@@ -1,16 +1,12 @@
 """Which disk is the data volume, by the programs of process machines and by identify data."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk
-from tests.userdata.rig import REPOSITORY
+from rehearsal.machines.process import EC2_DISKS, JsonDisk
+from tests.userdata.rig import find_disk
 from userdata.find_data_disk import NVME_COMMAND, short_name
 
 INSTANCE_STORE = JsonDisk(
@@ -18,38 +14,17 @@ INSTANCE_STORE = JsonDisk(
 )
 
 
-def find(
-    folder: Path, disks: Sequence[JsonDisk], device_name: str = "sdf"
-) -> subprocess.CompletedProcess[str]:
-    (folder / "sys/disks").mkdir(parents=True)
-    for disk in disks:
-        (folder / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
-    environment = {
-        "MACHINE_ROOT": str(folder),
-        "DISK_WAIT_SECONDS": "0",
-        "PATH": f"{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "userdata.find_data_disk", device_name],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("device_name", ["sdf", "/dev/sdf"])
 def test_finds_the_volume_by_its_name_and_not_by_the_kernels(
     tmp_path: Path, device_name: str
 ) -> None:
-    done = find(tmp_path, (INSTANCE_STORE, *EC2_DISKS), device_name)
+    done = find_disk(tmp_path, "find_data_disk", device_name, INSTANCE_STORE, *EC2_DISKS)
     assert done.stdout == "/dev/nvme0n1\n"
 
 
 def test_fails_when_two_disks_match_and_lists_both(tmp_path: Path) -> None:
     twin = replace(EC2_DISKS[0], name="nvme3n1", serial="voltwin", device_name="/dev/sdf")
-    done = find(tmp_path, (*EC2_DISKS, twin))
+    done = find_disk(tmp_path, "find_data_disk", "sdf", *EC2_DISKS, twin)
     assert done.returncode == 1
     assert done.stderr.startswith("2 EBS disks attached as sdf, expected one; found: ")
     assert "/dev/nvme0n1 (" in done.stderr
@@ -57,7 +32,7 @@ def test_fails_when_two_disks_match_and_lists_both(tmp_path: Path) -> None:
 
 
 def test_fails_when_the_name_belongs_to_the_root_disk(tmp_path: Path) -> None:
-    done = find(tmp_path, (INSTANCE_STORE, EC2_DISKS[1]), "sda1")
+    done = find_disk(tmp_path, "find_data_disk", "sda1", INSTANCE_STORE, EC2_DISKS[1])
     assert done.returncode == 1
     assert "holds /" in done.stderr
     assert "Amazon EC2 NVMe Instance Storage" in done.stderr

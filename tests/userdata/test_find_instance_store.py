@@ -1,56 +1,32 @@
 """Where the instance store is: the image's mount, or the one disk that nobody has touched."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk
-from tests.userdata.rig import REPOSITORY, Rig, calls, wait
+from rehearsal.machines.process import EC2_DISKS, JsonDisk
+from tests.userdata.rig import Rig, calls, find_disk, wait
 from userdata.find_instance_store import place
 
 STORE = JsonDisk(
     name="nvme2n1", model="Amazon EC2 NVMe Instance Storage", serial="AWS1", device_name=""
 )
+ARGUMENTS = ("find_instance_store", "/data")
 MOUNTED = replace(STORE, mounted="/opt/dlami/nvme", tags={"TYPE": "ext4", "UUID": "8f5b-1"})
-
-
-def find(
-    folder: Path, *disks: JsonDisk, image_mounts: bool = False
-) -> subprocess.CompletedProcess[str]:
-    (folder / "sys/disks").mkdir(parents=True)
-    for disk in disks:
-        (folder / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
-    if image_mounts:
-        (folder / "etc/systemd/system").mkdir(parents=True)
-        (folder / "etc/systemd/system/dlami-nvme.service").touch()
-    return subprocess.run(
-        [sys.executable, "-m", "userdata.find_instance_store", "/data"],
-        cwd=REPOSITORY,
-        env={
-            "MACHINE_ROOT": str(folder),
-            "DISK_WAIT_SECONDS": "0",
-            "PATH": f"{SHIMS}:{Path(sys.executable).parent}:/usr/bin:/bin",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(("disk", "found"), [(MOUNTED, "/opt/dlami/nvme"), (STORE, "/dev/nvme2n1")])
 def test_finds_the_images_mount_or_the_only_disk(
     tmp_path: Path, disk: JsonDisk, found: str
 ) -> None:
-    assert find(tmp_path, *EC2_DISKS, disk).stdout == f"{found}\n"
+    assert find_disk(tmp_path, *ARGUMENTS, *EC2_DISKS, disk).stdout == f"{found}\n"
 
 
 def test_fails_on_a_size_without_an_instance_store_and_lists_its_disks(tmp_path: Path) -> None:
-    done = find(tmp_path, *EC2_DISKS)
+    done = find_disk(tmp_path, *ARGUMENTS, *EC2_DISKS)
     assert done.returncode == 1
     assert "this machine has no instance store; deploy with data_on=ebs; found: " in done.stderr
     assert "/dev/nvme1n1 (Amazon Elastic Block Store, at /)" in done.stderr
@@ -59,7 +35,9 @@ def test_fails_on_a_size_without_an_instance_store_and_lists_its_disks(tmp_path:
 def test_fails_rather_than_format_disks_that_the_images_service_has_not_mounted_yet(
     tmp_path: Path,
 ) -> None:
-    done = find(tmp_path, *EC2_DISKS, STORE, image_mounts=True)
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    (tmp_path / "etc/systemd/system/dlami-nvme.service").touch()
+    done = find_disk(tmp_path, *ARGUMENTS, *EC2_DISKS, STORE)
     assert (done.returncode, done.stdout) == (1, "")
     assert "dlami-nvme.service has not mounted the instance store" in done.stderr
 

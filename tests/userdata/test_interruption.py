@@ -61,3 +61,18 @@ def test_a_shutdown_lets_the_trainer_save_first(rig: Rig) -> None:
     assert signals(machine) == ["SIGTERM"]
     assert rig.read("head.json")["state"] == "released"
     assert machine.processes() == []
+
+
+def test_a_gpu_that_fails_in_training_ends_the_machine_at_the_first_time(rig: Rig) -> None:
+    at_step_7 = json.dumps({"kind": "step", "stage": "head", "step": 7})
+    words = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    rig.order(run=1, lines=[at_step_7], words=words)
+    machine = rig.machine()
+    wait(machine, f"[ok] machine {machine.instance_id}: EC2 terminates it")
+    # The restart after it looks at the logs before it starts the trainer.
+    assert len(calls(machine, "run")) == 1
+    (event,) = [each for each in rig.events() if each["name"] == "machine-failed"]
+    assert event["message"] == f"a GPU of this machine failed: {words} (exit-code, exit status 4)"
+    # Another machine's GPU may fail at the same step.
+    assert "place" not in event
+    assert rig.target_capacity() == 1

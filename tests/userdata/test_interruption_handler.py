@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
+from tests.userdata.rig import install
 from userdata.interruption_handler import InterruptionHandler
 from userdata.metadata import InstanceMetadata, MetadataError
 
@@ -34,11 +35,8 @@ def server(clock: Clock) -> Iterator[MetadataServer]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "bin/systemctl"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    install(tmp_path / "bin/systemctl", f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setenv("MACHINE_ROOT", str(tmp_path))
     monkeypatch.setenv("INSTANCE_ID", "i-1")
     return tmp_path

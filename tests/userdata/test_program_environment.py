@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,22 +12,8 @@ import pytest
 from contract.source import source_sha256
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import SHIMS
-from tests.userdata.rig import REPOSITORY, USERDATA
+from tests.userdata.rig import REPOSITORY, USERDATA, wheel
 from userdata.program_environment import make_scripts_executable, refusal
-
-
-def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
-    """Write a wheel with one module that knows its version."""
-    about = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n")
-        archive.writestr(
-            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
-        )
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", "")
-
 
 # Leaves files in the folder that it builds, as setuptools does; needs no index.
 BACKEND = """

@@ -29,12 +29,7 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     assert training.restart == "on-failure"
     assert training.start_limit_burst == 3
     assert training.success_statuses == {Exit.INTERRUPTED, Exit.LEASE_LOST}
-    assert training.prevent_statuses == {
-        Exit.USER,
-        Exit.MACHINE,
-        Exit.INTERRUPTED,
-        Exit.LEASE_LOST,
-    }
+    assert training.prevent_statuses == {Exit.USER, Exit.MACHINE, Exit.INTERRUPTED, Exit.LEASE_LOST}
     # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
     assert training.restart_mode == "direct"
 

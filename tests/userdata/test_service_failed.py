@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import Exit
 from rehearsal.machines.process import SHIMS
-from tests.userdata.rig import REPOSITORY, USERDATA
+from tests.userdata.rig import REPOSITORY, USERDATA, install
 
 # Of EC2, S3 and systemd only what the scripts ask; each call is noted.
 AWS = r"""#!/bin/bash
@@ -47,14 +47,18 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "etc/training/run.env").write_text(example)
     programs = {"aws": AWS, "systemctl": SYSTEMCTL, "journalctl": JOURNALCTL, "python": PYTHON}
     for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+        install(tmp_path / "bin" / name, text)
     (tmp_path / "var/log/training/training.log").write_text("step 7\nthe last words\n")
     step = {"kind": "step", "stage": "head", "step": 7}
     (tmp_path / "var/log/training/metrics.jsonl").write_text(json.dumps(step) + "\n")
-    failed_before = {"name": "machine-failed", "instance_id": "i-1", "place": "stage head"}
-    (tmp_path / "others/1.json").write_text(json.dumps(failed_before))
+    fail_before(tmp_path, "stage head")
     return tmp_path
+
+
+def fail_before(root: Path, place: str) -> None:
+    """Another machine has failed there."""
+    failed = {"name": "machine-failed", "instance_id": "i-1", "place": place}
+    (root / "others/1.json").write_text(json.dumps(failed))
 
 
 Fail = Callable[..., tuple[list[str], list[dict[str, str]]]]
@@ -108,8 +112,7 @@ def test_the_event_says_that_the_machines_memory_ran_out(fail: Fail, root: Path)
 
 
 def test_a_place_where_another_machine_failed_too_ends_the_run(fail: Fail, root: Path) -> None:
-    failed = {"name": "machine-failed", "instance_id": "i-1", "place": AT_STEP_7}
-    (root / "others/1.json").write_text(json.dumps(failed))
+    fail_before(root, AT_STEP_7)
     made, events = fail(result="start-limit-hit", status=1)
     assert made == ["-m training fail", "ec2 modify-spot-fleet"]
     given_up = next(event for event in events if event["name"] == "run-given-up")
@@ -117,9 +120,7 @@ def test_a_place_where_another_machine_failed_too_ends_the_run(fail: Fail, root:
 
 
 def test_a_failed_gpu_ends_the_machine_wherever_others_failed(fail: Fail, root: Path) -> None:
-    (root / "others/1.json").write_text(
-        json.dumps({"name": "machine-failed", "instance_id": "i-1", "place": AT_STEP_7})
-    )
+    fail_before(root, AT_STEP_7)
     (root / "dev").mkdir()
     (root / "dev/kmsg").write_text("NVRM: Xid (PCI:0000:00:1e): 79, GPU has fallen off the bus.")
     made, (event,) = fail(result="signal", status=6)
@@ -142,8 +143,7 @@ def test_what_a_trial_step_says_of_a_failed_gpu_is_not_the_users_mistake(
 def test_a_failed_data_volume_or_store_says_nothing_of_the_place(
     fail: Fail, root: Path, status: int
 ) -> None:
-    failed = {"name": "machine-failed", "instance_id": "i-1", "place": AT_STEP_7}
-    (root / "others/1.json").write_text(json.dumps(failed))
+    fail_before(root, AT_STEP_7)
     made, (event,) = fail(result="start-limit-hit", status=status)
     assert made == ["ec2 terminate"]
     assert event["name"] == "machine-failed"

@@ -6,8 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from contract.errors import Exit
 from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk
 from rehearsal.machines.services import parse_environment_file
-from tests.userdata.rig import REPOSITORY, USERDATA
+from tests.userdata.rig import REPOSITORY, USERDATA, install, lay_disks, wheel
 
 INSTANCE = "i-0123456789abcdef0"
 STRANGE = JsonDisk(name="nvme0n1", serial="vol1", device_name="sdf", signatures=("LVM2_member",))
@@ -29,15 +28,18 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir(parents=True)
     example = (USERDATA / "run.env.example").read_text()
     (tmp_path / "etc/training/run.env").write_text(example)
-    for disk in (STRANGE, EC2_DISKS[1]):
-        (tmp_path / f"sys/disks/{disk.name}.json").write_text(json.dumps(asdict(disk)))
+    lay_disks(tmp_path, STRANGE, EC2_DISKS[1])
     return tmp_path
+
+
+def train_detection(root: Path) -> None:
+    run_env = root / "etc/training/run.env"
+    run_env.write_text(run_env.read_text().replace("WORKLOAD=trajectory", "WORKLOAD=detection"))
 
 
 def mount_volume(root: Path) -> None:
     """Mount the machine's EBS volume as a step before has done."""
-    volume = replace(STRANGE, mounted="/data", tags={"TYPE": "xfs", "UUID": "8f5b-1"})
-    (root / f"sys/disks/{volume.name}.json").write_text(json.dumps(asdict(volume)))
+    lay_disks(root, replace(STRANGE, mounted="/data", tags={"TYPE": "xfs", "UUID": "8f5b-1"}))
 
 
 def run_step(root: Path, name: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -68,9 +70,7 @@ def test_fails_on_a_volume_with_something_unknown_on_it_and_leaves_it_alone(root
 
 def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) -> None:
     # -S: a Python without its installed packages, as on a base AMI.
-    python = root / "bin/python3"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    python.chmod(0o755)
+    install(root / "bin/python3", f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     done = run_step(root, "interpreter")
     # No other machine with this image could do better.
     assert done.returncode == Exit.CONFIG
@@ -88,15 +88,12 @@ def image_without(root: Path, *lacking: str, pip: str) -> Path:
         "importlib.util.find_spec = lambda name: None if name in lacking else find(name)\n"
         "exec(sys.argv.pop(1))\n"
     )
-    python = root / "opt/pytorch/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(
+    return install(
+        root / "opt/pytorch/bin/python",
         "#!/bin/bash\n"
         f"[[ $1 == -m ]] && {{ {pip}; exit; }}\n"
-        f'[[ $1 == -c ]] && exec "{sys.executable}" "{root}/lacks.py" "${{@:2}}"\n'
+        f'[[ $1 == -c ]] && exec "{sys.executable}" "{root}/lacks.py" "${{@:2}}"\n',
     )
-    python.chmod(0o755)
-    return python
 
 
 def test_an_interpreter_in_a_folder_with_a_space_is_found_by_scripts_and_services(
@@ -145,8 +142,7 @@ def test_boot_installs_what_the_workload_alone_needs_and_leaves_numpy_alone(
     (root / "installed").touch()
     assert run_step(root, "interpreter").returncode == 0, "another workload needs none of them"
     assert (root / "installed").read_text() == ""
-    run_env = root / "etc/training/run.env"
-    run_env.write_text(run_env.read_text().replace("WORKLOAD=trajectory", "WORKLOAD=detection"))
+    train_detection(root)
     assert run_step(root, "interpreter").returncode == 0
     assert python.exists()
     words = [line.split() for line in (root / "installed").read_text().splitlines()]
@@ -156,8 +152,7 @@ def test_boot_installs_what_the_workload_alone_needs_and_leaves_numpy_alone(
 
 def test_fails_where_neither_bundle_nor_index_has_what_the_workload_needs(root: Path) -> None:
     image_without(root, "scipy", pip="exit 1")
-    run_env = root / "etc/training/run.env"
-    run_env.write_text(run_env.read_text().replace("WORKLOAD=trajectory", "WORKLOAD=detection"))
+    train_detection(root)
     done = run_step(root, "interpreter")
     assert done.returncode == 1, "the index may be back at the next attempt"
     assert "requirements-detection/scipy.txt could not be installed, and the image" in done.stdout
@@ -171,14 +166,8 @@ def test_the_bundles_wheels_are_installed_while_the_index_is_down(
     for name in ("userdata", "contract"):
         shutil.copytree(REPOSITORY / name, bundle / name)
     (bundle / "userdata/wheels").mkdir()
-    wheel = bundle / "userdata/wheels/boto3-1.0-py3-none-any.whl"
-    about = "boto3-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("boto3.py", "")
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: boto3\nVersion: 1.0\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", "")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    made = wheel(bundle / "userdata/wheels", "boto3", "1.0")
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
     pins = bundle / "userdata/requirements.txt"
     pins.write_text(f"boto3==1.0 --hash=sha256:{digest}\n")
     image_without(root, "boto3", pip=f'"{sys.executable}" "$@"')
@@ -194,11 +183,8 @@ def test_the_bundles_wheels_are_installed_while_the_index_is_down(
 
 
 def test_fails_on_a_python_that_is_too_old(root: Path) -> None:
-    python = root / "opt/pytorch/bin/python"
-    python.parent.mkdir(parents=True)
     is_old = '[[ $2 == *version_info* ]] && exit 1; [[ $1 == --version ]] && echo "Python 3.10.12"'
-    python.write_text(f"#!/bin/bash\n{is_old}; exit 0\n")
-    python.chmod(0o755)
+    install(root / "opt/pytorch/bin/python", f"#!/bin/bash\n{is_old}; exit 0\n")
     done = run_step(root, "interpreter")
     assert done.returncode == Exit.CONFIG
     assert "Python 3.10.12 of this image is too old: training needs 3.11" in done.stderr
@@ -210,10 +196,9 @@ def test_fails_on_a_python_that_is_too_old(root: Path) -> None:
 def test_the_trainer_starts_again_only_where_all_gpus_are_left(
     root: Path, log: str, starts: bool
 ) -> None:
-    python = root / "bin/python"
     lost = "echo '0 NVIDIA GPUs are on the PCI bus, but the size has 1'; exit 1"
-    python.write_text(f'#!/bin/bash\n[[ $1 == *import_torch.py ]] && {{ {lost}; }}\necho "$*"\n')
-    python.chmod(0o755)
+    program = f'#!/bin/bash\n[[ $1 == *import_torch.py ]] && {{ {lost}; }}\necho "$*"\n'
+    python = install(root / "bin/python", program)
     (root / "var/log/training").mkdir(parents=True)
     (root / "var/log/training/training.log").write_text(log)
     mount_volume(root)
@@ -224,9 +209,7 @@ def test_the_trainer_starts_again_only_where_all_gpus_are_left(
 
 
 def test_the_trainer_never_starts_where_a_gpu_waits_for_its_reset(root: Path) -> None:
-    smi = root / "bin/nvidia-smi"
-    smi.write_text("#!/bin/bash\necho '00000000:00:1E.0, 1, 0'\n")
-    smi.chmod(0o755)
+    install(root / "bin/nvidia-smi", "#!/bin/bash\necho '00000000:00:1E.0, 1, 0'\n")
     mount_volume(root)
     assert run_script(root, "userdata/run_training.sh", PYTHON="/bin/echo").returncode == (
         Exit.MACHINE
@@ -236,13 +219,12 @@ def test_the_trainer_never_starts_where_a_gpu_waits_for_its_reset(root: Path) ->
 def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
     root: Path, tmp_path: Path
 ) -> None:
-    bundle, python = tmp_path / "bundle", root / "bin/made"
+    bundle = tmp_path / "bundle"
     for name in ("userdata", "contract"):
         (bundle / name).parent.mkdir(exist_ok=True)
         (bundle / name).symlink_to(REPOSITORY / name)
     (bundle / "program/source").mkdir(parents=True)
-    python.write_text('#!/bin/bash\necho "$*"\nenv\n')
-    python.chmod(0o755)
+    python = install(root / "bin/made", '#!/bin/bash\necho "$*"\nenv\n')
     (root / "opt/training").mkdir(parents=True, exist_ok=True)
     (root / "opt/training/program-options").write_text(f"{python}\n")
     mount_volume(root)
@@ -329,12 +311,8 @@ esac
 def test_services_set_the_highest_clocks_and_boot_goes_on_where_a_driver_refuses(
     root: Path, answer: str, printed: str
 ) -> None:
-    for name, text in {
-        "nvidia-smi": SMI.format(root=root, answer=answer),
-        "systemctl": "#!/bin/sh\n",
-    }.items():
-        (root / "bin" / name).write_text(text)
-        (root / "bin" / name).chmod(0o755)
+    install(root / "bin/nvidia-smi", SMI.format(root=root, answer=answer))
+    install(root / "bin/systemctl", "#!/bin/sh\n")
     done = run_step(root, "services")
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
@@ -343,8 +321,7 @@ def test_services_set_the_highest_clocks_and_boot_goes_on_where_a_driver_refuses
 
 
 def test_services_say_nothing_of_clocks_where_there_is_no_gpu(root: Path) -> None:
-    (root / "bin/systemctl").write_text("#!/bin/sh\n")
-    (root / "bin/systemctl").chmod(0o755)
+    install(root / "bin/systemctl", "#!/bin/sh\n")
     done = run_step(root, "services")
     assert done.returncode == 0, done.stderr
     assert "clocks" not in done.stdout

@@ -28,10 +28,7 @@ def made_by_others(run: Run) -> list[bool]:
 
 
 def test_the_second_run_makes_nothing_and_equals_the_first(
-    new_run: Callable[[str], Run],
-    store_uri: str,
-    whole: Run,
-    capsys: pytest.CaptureFixture[str],
+    new_run: Callable[[str], Run], store_uri: str, whole: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     option = f"--artifacts-uri={place(store_uri)}"
     first, second = new_run(store_uri), new_run(f"{store_uri}-b")
@@ -101,9 +98,7 @@ def test_a_shard_that_vanishes_between_list_and_read_is_made(tmp_path: Path) -> 
     assert not there.is_used
 
 
-def test_another_machine_code_or_package_has_another_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_machine_code_or_package_has_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(**changes: Any) -> str:
         return _shared_key(Doubled(), "key", {**NUMERICS, **changes})
 

@@ -1,15 +1,27 @@
-"""`training data upload` of a folder that no workload made: a program's own data."""
+"""`training data`: a program's own folder; the commands that an import prints, which work."""
 
 import errno
 import json
 import os
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from contract.progress import progress_record
+from tests.training.conftest import lacking
+from tests.training.workloads.imagenet.photographs import command as importing
+from tests.training.workloads.imagenet.photographs import fill
+from training.cli import data
 from training.cli.main import main
+from training.durable.sources import SourceFile
 from training.durable.store.local_dataset import ARRIVING
+from training.registry import load_workload, workable
+from training.workload import Progress, Workload
+from training.workloads.imagenet.imagenet_workload import IMAGENET
 
 
 def test_a_programs_folder_is_uploaded_as_it_is_and_again_as_it_became(tmp_path: Path) -> None:
@@ -82,9 +94,9 @@ def test_fails_to_upload_what_a_sync_left_unfinished(
 def test_fails_to_upload_a_name_that_is_no_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (data := tmp_path / "data").mkdir()
-    Path(os.fsdecode(os.fsencode(data) + b"/caf\xe9")).write_text("1")
-    assert main(["data", "upload", str(data), "--dataset-uri", str(tmp_path / "bucket")]) == 2
+    (own := tmp_path / "data").mkdir()
+    Path(os.fsdecode(os.fsencode(own) + b"/caf\xe9")).write_text("1")
+    assert main(["data", "upload", str(own), "--dataset-uri", str(tmp_path / "bucket")]) == 2
     assert "/caf\\xe9' has a name that is not UTF-8; rename it" in capsys.readouterr().err
     assert not (tmp_path / "bucket").exists()
 
@@ -100,15 +112,6 @@ def test_fails_for_a_wait_without_an_end(
     assert main([*sync, "--wait-seconds=0"]) == 3
 
 
-def test_fails_for_an_address_that_is_none_and_leaves_the_folder_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.csv").write_text("1")
-    assert main(["data", "upload", str(tmp_path), "--dataset-uri", "s4://bucket/x"]) == 2
-    assert "s4://bucket/x" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
-
-
 @pytest.mark.parametrize("command", ["import", "check", "upload"])
 def test_fails_for_an_empty_name_which_is_not_the_current_folder(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -117,3 +120,157 @@ def test_fails_for_an_empty_name_which_is_not_the_current_folder(
         main(["data", command, "", "--workload=imagenet", "--dataset-uri=bucket"])
     *_, said = capsys.readouterr().err.splitlines()
     assert said.endswith(": it is empty; name a folder (. is the current one)")
+
+
+META = {"classes": ["a", "b"], "splits": {"train": 291, "validation": 33}}
+
+
+def parameters(deploy: str) -> dict[str, str]:
+    """What a printed `cdk deploy` sets."""
+    words = shlex.split(deploy)
+    assert words[:4] == ["npx", "cdk", "deploy", "TrainingStack"]
+    pairs = [word for word in words[4:] if word != "-c"]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_few_photographs_get_commands_that_synth_accepts_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As typed in another folder, with spaces in the paths; synth accepted what cannot run."""
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "my photos", 60, splits=())
+    assert main([*importing("my photos", Path("my data")), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["meta"]["classes"] == ["cats", "dogs", "häuser"]
+    assert "[data] 3 classes (cats, dogs, häuser), train 54, " in said.err
+    assert "drop_last with 54 training samples leaves no step of 1024" in said.err
+    assert found["recipes"]["full"]["needed"] == {"global_batch": "4", "micro_batch": "4"}
+    (run,) = found["here"]
+    assert "--dataset-uri" in shlex.split(run) and "my data" in shlex.split(run)
+    move, upload, deploy = found["on_ec2"]
+    assert shlex.split(move) == ["cd", str(data._ROOT)]
+    assert shlex.split(upload)[5] == str(tmp_path / "my data")
+    assert upload.endswith(" --dataset-uri s3://DATASET-BUCKET/my-data")
+    given = parameters(deploy)
+    assert given["dataset_manifest"] == str(tmp_path / "my data/manifest.json")
+    assert given["overrides"] == "global_batch=4 micro_batch=4" and given["dataset"] == "my-data"
+    # A step of 4 on a machine with one GPU costs what is printed, and synth has no objection.
+    stacks = pytest.importorskip("stacks.parameters", reason="where the stacks are not")
+    planned = stacks.StackParameters.for_size(given.pop("size"), **given)
+    assert planned.overrides[0] == "global_batch=4"
+
+
+@pytest.mark.parametrize(
+    ("where", "uri", "dataset"),
+    [
+        ("data", "s3://bucket/clips/v2/", "clips/v2"),
+        ("s3://bucket/clips/v2", "s3://bucket/clips/v2", "clips/v2"),
+        ("my own data!", None, "my-own-data"),
+        ("данные", None, "dataset"),
+        ("data", "elsewhere", "data"),
+    ],
+)
+def test_a_deploy_reads_the_dataset_where_it_was_stored(
+    monkeypatch: pytest.MonkeyPatch, where: str, uri: str | None, dataset: str
+) -> None:
+    monkeypatch.setattr(data, "_advised", lambda *_: ("", {"size": "g5.xlarge"}))
+    monkeypatch.setattr(data, "_refused", lambda _: "")
+    manifest = {"meta": META, "files": []}
+    found = data.show_next("imagenet", IMAGENET, manifest, where, uri)
+    given = parameters(found["on_ec2"][-1])
+    assert given["dataset"] == dataset
+    assert ("dataset_manifest" in given) == (not where.startswith("s3://"))
+
+
+def test_a_dataset_that_a_volume_does_not_hold_gets_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where neither sizing nor stacks are installed."""
+    monkeypatch.setattr(data, "subprocess", SimpleNamespace(run=lacking))
+    manifest = {"meta": META, "files": [{"name": "a", "bytes": 300 << 30}]}
+    found = data.show_next("imagenet", IMAGENET, manifest, "s3://b/large", None)
+    assert parameters(found["on_ec2"][-1])["data_volume.gib"] == "330"
+
+
+def test_fails_to_print_a_deploy_that_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    meta = {**META, "splits": {"train": 2000, "validation": 0}}
+    found = data.show_next("imagenet", IMAGENET, {"meta": meta, "files": []}, "data", None)
+    assert found["here"] == found["on_ec2"] == []
+    assert found["on_ec2_refused"] == "split validation has no samples; add some"
+    assert "deploy" not in capsys.readouterr().out
+    found = data.show_next("imagenet", IMAGENET, {"meta": META, "files": []}, "s3://bucket", None)
+    assert "dataset is ''; use a key prefix" in found["on_ec2_refused"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "recipe", "meta", "needed"),
+    [
+        ("imagenet", "full", META, {"global_batch": "32", "micro_batch": "32"}),
+        (
+            "imagenet",
+            "full",
+            {"splits": {"train": 3, "validation": 1}},
+            {"global_batch": "1", "micro_batch": "1"},
+        ),
+        ("imagenet", "full", {"splits": {"train": 1024, "validation": 1}}, {}),
+        ("imagenet", "laptop", META, {}),
+        ("trajectory", "full", {"count": 18, "splits": {"train": 6, "validation": 6}}, {}),
+        ("trajectory", "magvit_full", {"splits": {"train": 2, "validation": 2}}, {}),
+        ("detection", "full", {"splits": {"train": 1, "validation": 1}}, {}),
+        (
+            "growth",
+            "full",
+            {"vocab_size": 50257, "splits": {"train": {"tokens": 90}, "validation": {"tokens": 9}}},
+            {"context": "8"},
+        ),
+    ],
+)
+def test_a_small_dataset_trains_with_the_overrides_that_its_refusals_name(
+    workload: str, recipe: str, meta: Mapping[str, Any], needed: Mapping[str, str]
+) -> None:
+    found, without, refused = workable(load_workload(workload), recipe, meta)
+    assert found == needed and refused == [] and bool(without) == bool(needed)
+
+
+class _Counts(Workload[Any]):
+    """A user's own, whose manifest says neither splits nor classes."""
+
+    name = "counts"
+    recipes = IMAGENET.recipes
+    stages = IMAGENET.stages
+
+    def import_dataset(
+        self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        (out / "count.txt").write_text(f"{len(files)}")
+        return {"rows": len(files)}
+
+
+class _Folder(_Counts):
+    """The same, from a folder with a layout of its own."""
+
+    name = "folder"
+
+    def import_folder(
+        self, folder: Path, out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        (out / "count.txt").write_text(folder.name)
+        return {"vocab_size": 3, "splits": ["train"]}
+
+
+COUNTS, FOLDER = _Counts(), _Folder()
+
+
+@pytest.mark.parametrize("name", ["COUNTS", "FOLDER"])
+def test_a_workload_of_one_s_own_need_not_count_splits_or_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It ended in KeyError: 'splits', with the dataset made."""
+    fill(tmp_path / "own", 3)
+    own = f"{__name__}:{name}"
+    words = ["data", "import", str(tmp_path / "own"), f"--workload={own}"]
+    assert main([*words, f"--out={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr()
+    assert f"-m training run --workload {own} --recipe laptop " in said.out
+    assert f"the module of {own} is in " in said.out and "npx cdk" not in said.out

@@ -1,4 +1,4 @@
-"""`measure`: the committed footprints are what the stages need, and the page names every key."""
+"""`measure` and `count`: committed footprints are what stages need; any model is counted."""
 
 import json
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ import torch
 
 from tests.training.forked import command, in_fork
 from tests.training.runs import WORKLOAD
+from training.cli import measure
+from training.cli.main import main
 from training.cli.measure import (
     _DEFAULT_OUT,
     _at_size,
@@ -27,6 +29,7 @@ from training.workloads.growth.growth_workload import GROWTH
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / _DEFAULT_OUT
+MODELS = "tests.training.preflight.models_to_count"
 # Less than one layer more of any of the models.
 MOST_OF_ANOTHER_TORCH = 0.005
 
@@ -67,6 +70,11 @@ def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
+def at_one_size() -> None:
+    """In a fork: of the other micro-batches a command counts the same, for seconds."""
+    measure._measured = partial(_measured, factors=(1,))
+
+
 def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
     tmp_path: Path,
 ) -> None:
@@ -76,7 +84,7 @@ def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
         json.dumps({**json.loads(FILE.read_text()), "torch": torch.__version__.partition("+")[0]})
     )
     arguments = ["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]
-    assert command(arguments).code == 0
+    assert command(arguments, at_one_size).code == 0
     before = json.loads(FILE.read_text())["footprints"]
     after = json.loads(out.read_text())["footprints"]
     assert [row for row in after if row in before] == before
@@ -89,7 +97,7 @@ def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
         said and f"{tmp_path / 'none.json'} does not exist; write it with: python -m train" in said
     )
     out.write_text(out.read_text().replace('"trainable_parameters": ', '"trainable_parameters": 1'))
-    other = command([*arguments, "--check"])
+    other = command([*arguments, "--check"], at_one_size)
     assert other.code == 1
     assert "trainable_parameters is 1" in other.out
     assert "measure again: python -m training measure" in other.out
@@ -190,3 +198,54 @@ class _InBackward:
             eval_batch=8,
             optimizer_in_backward=True,
         )
+
+
+def test_footprints_of_a_function_are_written_beside_those_of_others(tmp_path: Path) -> None:
+    out = tmp_path / "footprints.json"
+    for name in ("linear", "with_loss"):
+        done = command(["count", f"{MODELS}:{name}", "--batch", "8", "--out", str(out)])
+        assert done.code == 0
+        assert json.loads(done.out)
+    content = json.loads(out.read_text())
+    assert content["command"] == "python -m training count"
+    kept = {row["workload"]: row for row in content["footprints"]}
+    assert set(kept) == {f"{MODELS}:linear", f"{MODELS}:with_loss"}
+    assert kept[f"{MODELS}:with_loss"]["loss"] == "the function's"
+    assert "for want of another" in kept[f"{MODELS}:linear"]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([f"{MODELS}:linear", "--batch", "8", "--micro-batch", "3"], "not a multiple"),
+        ([f"{MODELS}:linear", "--batch", "0"], "global_batch is 0"),
+    ],
+)
+def test_fails_in_one_sentence_for_sizes_that_cannot_be(
+    asked: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["count", *asked]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("option", ["--samples", "--micro-batch", "--tokens"])
+def test_fails_for_a_zero_which_is_no_default(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, says in (("0", "0 is not positive"), ("-3", "'-3' is not a whole number")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["count", f"{MODELS}:linear", f"{option}={number}"])
+        assert f"argument {option}: {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("raises", "KeyError: 'width' (models_to_count.py, line"), ("misfit", "RuntimeError: a and")],
+)
+def test_fails_in_one_sentence_for_a_function_that_raises(name: str, says: str) -> None:
+    done = command(["count", f"{MODELS}:{name}"])
+    (said,) = done.err.splitlines()
+    assert said.startswith(f"error: model '{MODELS}:{name}' raised {says}")
+    assert done.code == 2

@@ -1,6 +1,7 @@
 """A failed run is taken back, and a run resumes from the checkpoint that somebody chose."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -19,9 +20,11 @@ def reopen(run: Run, *more: str) -> int:
     return main(["reopen", f"--run-uri={run.uri}", "--writer=ada", *more])
 
 
-@pytest.fixture
-def failed(run: Run) -> Run:
+@pytest.fixture(scope="module")
+def made(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that failed in step 11 for a reason that is gone now."""
+    root = tmp_path_factory.mktemp("failed")
+    run = Run(dataset=dataset, uri=str(root / "run-1"), scratch=root / "scratch")
     tiny.LOSSES["first"] = lambda step, total: total * float("inf") if step == 10 else total
     assert run.attempt("--nan-retries=0", "--keep=5") == 1
     tiny.LOSSES.clear()
@@ -29,10 +32,17 @@ def failed(run: Run) -> Run:
     return run
 
 
+@pytest.fixture
+def failed(made: Run, run: Run) -> Run:
+    """A copy of it."""
+    shutil.copytree(made.uri, run.uri)
+    return run
+
+
 def test_a_failed_run_says_how_it_is_taken_back_and_then_goes_on(
-    failed: Run, whole: Run, capfd: pytest.CaptureFixture[str]
+    made: Run, failed: Run, whole: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    how = f"python -m training reopen --run-uri {failed.store.uri}"
+    how = f"python -m training reopen --run-uri {made.store.uri}"
     assert failed.attempt() == 1
     assert how in capfd.readouterr().out
     assert reopen(failed, "--reason=the disk was replaced") == 0

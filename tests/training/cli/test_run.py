@@ -7,20 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
 from training.cli.main import main
 from training.durable.attempt.notice import Interruption
-from training.durable.record.lease import acquire, mark_failed
-from training.durable.save.tensors.weights import weights_sha256
+from training.durable.record.lease import acquire
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:
@@ -31,7 +28,7 @@ def fork_into_the_middle(run: Run) -> BaseProcess:
     return process
 
 
-def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None:
+def test_a_finished_run_has_its_deliverables(whole: Run) -> None:
     receipt = whole.json("receipt.json")
     assert receipt["state"] == "finished"
     assert receipt["steps"] == 24
@@ -45,10 +42,7 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
         "precision": "float32",
         "compile": None,
     }
-    out = tmp_path / "model.safetensors"
-    assert main(["export", "--run-uri", whole.uri, "--out", str(out)]) == 0
-    digest = weights_sha256(load_file(out))
-    assert digest == receipt["weights_sha256"] == whole.head.weights_sha256
+    assert receipt["weights_sha256"] == whole.head.weights_sha256
 
 
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
@@ -88,16 +82,11 @@ def test_a_run_records_its_plan_counts_by_its_price_and_tells_a_local_file(
 def test_boot_into_a_finished_run_exits_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.attempt() == 0
     before = run.head
+    assert run.attempt("--override=loader_workers=4") == 0
     run.dataset = Path("gone")
     monkeypatch.setattr(Interruption, "wait", lambda self, seconds: pytest.fail("it waited"))
     assert run.attempt() == 0
     assert run.head == before
-
-
-def test_a_failed_run_is_not_gone_on_with(run: Run) -> None:
-    mark_failed(run.store, "run-1", "i-1", "restarts used up")
-    assert run.attempt() == 1
-    assert run.head.generation == 0
 
 
 def test_the_stale_one_of_two_writers_exits_76(run: Run) -> None:
@@ -130,19 +119,6 @@ def test_a_notice_file_that_is_there_at_the_start_exits_75(run: Run, tmp_path: P
     assert run.attempt(f"--notice-file={path}") == 75
 
 
-def test_fails_on_a_loss_that_is_not_finite_and_publishes_nothing(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.options = ["--override=nan_at_step=5"]
-    assert run.attempt() == 1
-    said = capsys.readouterr().err
-    assert "step 6: the loss is nan, the norm of the gradients nan; nothing was published" in said
-    assert run.head.state == "failed"
-    assert [entry.step for entry in run.head.checkpoints] == [3]
-    assert run.events("failed")
-    assert run.attempt() == 1
-
-
 def test_fails_when_a_stage_s_own_check_fails(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.options = ["--override=bad_start=true"]
     assert run.attempt() == 1
@@ -170,22 +146,11 @@ def test_a_crash_releases_the_lease(run: Run, whole: Run) -> None:
     assert run.head.weights_sha256 == whole.head.weights_sha256
 
 
-def test_a_dataset_in_s3_is_synced_first(
-    bucket_uri: str, new_run: Callable[[str], Run], dataset: Path, whole: Run
-) -> None:
-    assert main(["data", "upload", str(dataset), "--dataset-uri", f"{bucket_uri}/tiny"]) == 0
-    run = new_run(f"{bucket_uri}/runs/run-1")
-    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny") == 0
-    assert run.head.weights_sha256 == whole.head.weights_sha256
-
-
-@pytest.mark.parametrize("text", ["2epochs", "1s"])
-def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) -> None:
-    assert run.attempt(f"--checkpoint-interval={text}") == 0
+def test_another_interval_gives_the_same_weights(run: Run, whole: Run) -> None:
+    assert run.attempt("--checkpoint-interval=2epochs") == 0
     assert run.losses() == whole.losses()
-    if text == "2epochs":
-        periodic = [e["step"] for e in run.events("committed") if e["kind"] == "periodic"]
-        assert periodic == [8, 20]
+    periodic = [e["step"] for e in run.events("committed") if e["kind"] == "periodic"]
+    assert periodic == [8, 20]
 
 
 @pytest.mark.parametrize(
@@ -261,19 +226,6 @@ def test_fails_for_a_dataset_that_is_not_whole(
     (folder / "manifest.json").unlink()
     assert run.attempt() == 2
     assert "has no manifest.json" in capsys.readouterr().err
-
-
-def test_fails_for_a_run_that_belongs_to_another_recipe(
-    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.uri = whole.uri
-    before = run.head
-    assert run.attempt("--recipe=long") == 2
-    assert "belongs to recipe 'quick', not 'long'" in capsys.readouterr().err
-    assert run.attempt("--override=epochs=4") == 2
-    assert "belongs to overrides (none), not epochs=4" in capsys.readouterr().err
-    assert run.attempt("--override=loader_workers=4") == 0
-    assert run.head == before
 
 
 def test_the_fail_command_marks_the_run(run: Run) -> None:

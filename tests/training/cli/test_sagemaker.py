@@ -167,11 +167,7 @@ def test_fails_for_a_job_that_cannot_be_trained(
 
 def _on_two_hosts(root: Path, own: str) -> None:
     """What SageMaker leaves for one of two containers."""
-    resources = {
-        "current_host": own,
-        "hosts": ["algo-1", "algo-2"],
-        "network_interface_name": "lo",
-    }
+    resources = {"current_host": own, "hosts": ["algo-1", "algo-2"], "network_interface_name": "lo"}
     (root / "input" / "config" / "resourceconfig.json").write_text(json.dumps(resources))
 
 

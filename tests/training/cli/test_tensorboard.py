@@ -1,5 +1,6 @@
 """TensorBoard of a live run: it shows the lineage, and stops with the run."""
 
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.training import tiny
-from tests.training.runs import ROOT, Run, wait_for
+from tests.training.forked import ForkedTrainer
+from tests.training.runs import Run, wait_for
 from training.cli.report import _EventFiles, _Follower
 from training.durable.store.folder import FolderStore
 
@@ -39,23 +41,25 @@ def scalars(out: Path, tag: str) -> list[tuple[int, float]]:
 
 
 @pytest.fixture
-def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], "subprocess.Popen[str]"]]:
-    """Start `tensorboard --follow` in a separate process."""
+def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], ForkedTrainer]]:
+    """Start `tensorboard --follow` in a separate process, which writes to `said`."""
     processes = []
 
-    def start(run: Run) -> "subprocess.Popen[str]":
+    def start(run: Run) -> ForkedTrainer:
         command = [sys.executable, "-m", "training", "tensorboard", f"--run-uri={run.uri}"]
         command += [f"--out={tmp_path / 'logs'}", "--follow", "--poll-seconds=0.2"]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        with (tmp_path / "said").open("wb") as said:
+            process = ForkedTrainer(
+                command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            )
         processes.append(process)
         return process
 
     yield start
     for process in processes:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            wait_for(lambda process=process: process.poll() is not None)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], "subprocess.Pop
 def test_a_run_is_followed_through_an_interruption_to_its_end(
     store_uri: str,
     new_run: NewRun,
-    follow: Callable[[Run], "subprocess.Popen[str]"],
+    follow: Callable[[Run], ForkedTrainer],
     tmp_path: Path,
 ) -> None:
     run, out = new_run(store_uri), tmp_path / "logs"
@@ -87,9 +91,9 @@ def test_a_run_is_followed_through_an_interruption_to_its_end(
     tiny.HOOKS.clear()
     # Nothing was committed: the second attempt takes every step back.
     assert run.attempt() == 0
-    assert follower.wait(120) == 0
-    assert follower.stdout is not None
-    assert re.search(r"\[ok\] .*logs: [0-9]+ values", follower.stdout.read())
+    wait_for(lambda: follower.poll() is not None)
+    assert follower.returncode == 0
+    assert re.search(r"\[ok\] .*logs: [0-9]+ values", (tmp_path / "said").read_text())
     lineage = run.lineage()
     for stage, steps in (("first", range(1, 41)), ("second", range(41, 49))):
         found = scalars(out, f"{stage}/loss")
@@ -102,17 +106,17 @@ def test_a_run_is_followed_through_an_interruption_to_its_end(
 
 
 def test_ctrl_c_ends_the_following_and_not_the_run(
-    run: Run, follow: Callable[[Run], "subprocess.Popen[str]"], tmp_path: Path
+    run: Run, follow: Callable[[Run], ForkedTrainer], tmp_path: Path
 ) -> None:
     tiny.HOOKS["first"] = slow
     process = run.fork("--override=epochs=10")
     wait_for(lambda: run.store.get("head.json") is not None)
     follower = follow(run)
     wait_for(lambda: bool(scalars(tmp_path / "logs", "first/loss")))
-    follower.send_signal(signal.SIGINT)
-    assert follower.wait(120) == 0
-    assert follower.stdout is not None
-    assert "[tensorboard] stopped; the run continues" in follower.stdout.read()
+    os.kill(follower.pid, signal.SIGINT)
+    wait_for(lambda: follower.poll() is not None)
+    assert follower.returncode == 0
+    assert "[tensorboard] stopped; the run continues" in (tmp_path / "said").read_text()
     assert process.is_alive()
     process.kill()
     process.join()

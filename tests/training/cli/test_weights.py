@@ -29,6 +29,7 @@ def test_an_exported_file_says_what_it_is(whole: Run, tmp_path: Path) -> None:
     with safe_open(out, framework="pt") as file:
         about = file.metadata()
     assert weights_sha256(load_file(out)) == whole.head.weights_sha256 == about["weights_sha256"]
+    assert Weights.read(str(out)).sha256 == whole.head.weights_sha256
     assert json.loads(about["config"])["epochs"] == 3
     assert json.loads(about["metrics"]) == whole.json("receipt.json")["stages"]["second"]
     assert (about["workload"], about["recipe"], about["stage"]) == (WORKLOAD, "quick", "second")
@@ -109,12 +110,6 @@ def test_predictions_with_a_format_of_their_own_are_one_list(
     assert main(["predict", *arguments, f"--out={out}"]) == 0
     assert len(of_samples) == 12
     assert json.loads(out.read_text()) == [result for results in of_samples for result in results]
-
-
-def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
-    out = tmp_path / "model.safetensors"
-    assert main(["export", f"--run-uri={whole.uri}", f"--out={out}"]) == 0
-    assert Weights.read(str(out)).sha256 == whole.head.weights_sha256
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from contract.errors import UserError
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.batches import BatchPlan, CompiledShapes
@@ -73,11 +72,6 @@ def test_a_dropped_remainder_is_another_one_in_every_epoch() -> None:
         assert len(set(ids)) == len(ids) == 24
         left.append(frozenset(range(30)) - set(ids))
     assert len(set(left)) == 3
-
-
-def test_fails_where_dropping_leaves_no_step() -> None:
-    with pytest.raises(UserError, match="drop_last with 7 training samples leaves no step of 8"):
-        plan(1, length=7, drop_last=True)
 
 
 def test_the_order_of_a_seed_and_epoch_never_changes() -> None:

@@ -1,6 +1,6 @@
 """The moving average: of buffers too, every so many steps, and the same after an interruption."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,19 +50,15 @@ def interrupted(run: Run, *ranks: int) -> None:
 
 
 def test_it_is_updated_every_so_many_steps_and_resumes_bit_for_bit(
-    dataset: Path, tmp_path: Path
+    run: Run, finished: Callable[..., Run]
 ) -> None:
-    runs = [
-        Run(dataset=dataset, uri=str(tmp_path / name), scratch=tmp_path, options=[*AVERAGED])
-        for name in ("whole", "ours")
-    ]
-    runs[0].options += ["--checkpoint-interval=1steps", "--keep=50"]
-    assert runs[0].attempt() == 0
-    interrupted(runs[1])
-    assert_equal(runs[1], runs[0])
+    run.options = [*AVERAGED]
+    interrupted(run)
+    whole = finished(*AVERAGED, "--checkpoint-interval=1steps", "--keep=50")
+    assert_equal(run, whole)
     averages = {
-        entry.step: CheckpointContent.read(runs[0].store, entry).tensors["ema"]["1.running_mean"]
-        for entry in runs[0].head.checkpoints
+        entry.step: CheckpointContent.read(whole.store, entry).tensors["ema"]["1.running_mean"]
+        for entry in whole.head.checkpoints
         if entry.stage == "first"
     }
     changed = [s for s in (2, 3, 4) if not torch.equal(averages[s], averages[s - 1])]
@@ -70,7 +66,7 @@ def test_it_is_updated_every_so_many_steps_and_resumes_bit_for_bit(
 
 
 def test_every_rank_evaluates_with_the_same_averages(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, finished: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1's own would differ, and be rank 0's after a resume."""
 
@@ -78,13 +74,9 @@ def test_every_rank_evaluates_with_the_same_averages(
         return Partial(sums={"accuracy": (m(b["x"]).sum().item(), 1.0)})
 
     monkeypatch.setattr(tiny.TinyTrain, "evaluate", evaluate)
-    options = [*AVERAGED, "--override=micro_batch=4"]
-    runs = [
-        Run(dataset=dataset, uri=str(tmp_path / name), scratch=tmp_path, options=options)
-        for name in ("whole", "ours")
-    ]
-    assert runs[0].attempt_with_ranks(2) == [0, 0]
-    interrupted(runs[1], 2)
-    assert_equal(runs[1], runs[0])
-    whole, ours = (run.lines("evaluation") for run in runs)
-    assert [line["metrics"] for line in ours] == [line["metrics"] for line in whole]
+    run.options = [*AVERAGED, "--override=micro_batch=4"]
+    whole = finished(*run.options, ranks=2)
+    interrupted(run, 2)
+    assert_equal(run, whole)
+    evaluated = [[line["metrics"] for line in each.lines("evaluation")] for each in (run, whole)]
+    assert evaluated[0] == evaluated[1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tests.training import hooks, tiny
+from tests.training import hooks
 from tests.training.runs import Run, assert_equal
 from training.engine.optimizer import step_in_backward
 
@@ -70,19 +70,13 @@ def test_a_model_whose_stage_has_ended_is_freed() -> None:
 
 
 def test_a_run_has_the_same_bits_interrupted_or_not_as_one_that_steps_after_backward(
-    dataset: Path, tmp_path: Path
+    run: Run, finished: Callable[..., Run]
 ) -> None:
-    runs = [
-        Run(dataset=dataset, uri=str(tmp_path / name), scratch=tmp_path, options=[*PLAIN])
-        for name in ("plain", "ours")
-    ]
-    assert runs[0].attempt() == 0
-    runs[1].options += [IN_BACKWARD]
-    tiny.HOOKS["second"] = lambda step: hooks.notice() if step == 1 else None
-    assert runs[1].attempt() == 75
-    tiny.HOOKS.clear()
-    assert runs[1].attempt() == 0
-    assert_equal(runs[1], runs[0])
+    run.options = [*PLAIN, IN_BACKWARD]
+    hooks.interrupt_at("second", 1)
+    assert run.attempt() == 75
+    assert run.attempt() == 0
+    assert_equal(run, finished(*PLAIN))
 
 
 def test_fails_on_several_ranks_before_a_stage_is_trained(

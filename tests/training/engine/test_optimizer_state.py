@@ -1,22 +1,24 @@
 """An optimizer's state comes back as it was saved, in types of its own and bit for bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 from tests.training import tiny
 from tests.training.hooks import at_rank, notice
 from tests.training.runs import SHARDED, Run, assert_equal
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.engine.optimizer import create_optimizer_state, load_optimizer_state
+from training.workload import Prepare, Train
 
 NewRun = Callable[[str], Run]
 WORKLOAD = [
-    "--workload=tests.training.moments:MOMENTS",
+    "--workload=tests.training.engine.test_optimizer_state:MOMENTS",
     "--override=epochs=1",
     "--override=schedule=constant",
 ]
@@ -79,3 +81,36 @@ def test_momentum_of_a_channels_last_convolution_is_laid_out_as_its_gradient() -
     loaded = optimizer.state[model.weight]["exp_avg"]
     assert torch.equal(loaded, before[0]) and loaded.stride() == before[1]
     assert optimizer.state[model.weight]["step"].ndim == 0
+
+
+class HalfMomentum(Optimizer):
+    """SGD whose momentum is kept and computed in bfloat16."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+                momentum = state["momentum"]
+                momentum.mul_(0.9).add_(parameter.grad.to(momentum.dtype))
+                parameter.add_(momentum.to(parameter.dtype), alpha=-group["lr"])
+
+
+class Halved(TrainProxy):
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return HalfMomentum(m.parameters(), lr=0.01)
+
+
+class Moments(WorkloadProxy):
+    def stages(self, c: Any) -> Sequence[Prepare | Train]:
+        return [Halved(s) if isinstance(s, Train) else s for s in self._inner.stages(c)]
+
+
+MOMENTS = Moments(tiny.TINY)

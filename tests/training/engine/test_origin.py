@@ -62,22 +62,21 @@ def kill_in_copy() -> None:
 
 
 def test_an_extension_that_was_killed_in_its_copy_is_repeated_and_nothing_else_begins_there(
-    steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    steady: Run, whole: Run, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
     right = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
-    ours.options, ours.at_start = right, kill_in_copy
-    assert ours.attempt_in_fork() == -signal.SIGKILL
+    run.options, run.at_start = right, kill_in_copy
+    assert run.attempt_in_fork() == -signal.SIGKILL
     for wrong in ([CONSTANT], [f"--init-from={whole.uri}"]):
-        ours.options, before = wrong, ours.store.sizes("")
-        assert ours.attempt() == 2
+        run.options, before = wrong, run.store.sizes("")
+        assert run.attempt() == 2
         said = capsys.readouterr().err
         assert "has checkpoints but no config.json" in said
         assert "repeat the command with --extend-to" in said
-        assert ours.store.sizes("") == before
-    ours.options = right
-    assert ours.attempt() == 0
-    assert ours.json("receipt.json")["steps"] == 28
+        assert run.store.sizes("") == before
+    run.options = right
+    assert run.attempt() == 0
+    assert run.json("receipt.json")["steps"] == 28
 
 
 def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes_from(
@@ -103,15 +102,14 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
 
 
 def test_fails_to_extend_where_another_run_is_being_extended(
-    steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    steady: Run, whole: Run, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    Extension(OpenRun.of_workload(whole.uri)).begin(ours.store, "ours", "i-1")
-    ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
-    assert ours.attempt() == 2
+    Extension(OpenRun.of_workload(whole.uri)).begin(run.store, "run", "i-1")
+    run.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
+    assert run.attempt() == 2
     assert f"does not start from the end of {steady.uri}" in capsys.readouterr().err
-    ours.options = [f"--init-from={whole.uri}", "--extend-to=4epochs"]
-    assert ours.attempt() == 0
+    run.options = [f"--init-from={whole.uri}", "--extend-to=4epochs"]
+    assert run.attempt() == 0
 
 
 def test_what_another_extension_has_copied_is_deleted(
@@ -126,47 +124,42 @@ def test_what_another_extension_has_copied_is_deleted(
     assert store.folders("checkpoints/") == {entry.name for entry in head.checkpoints}
 
 
-def test_a_run_begins_with_the_weights_of_another(
-    whole: Run, dataset: Path, tmp_path: Path
-) -> None:
-    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    ours.options = [f"--init-from={whole.uri}", "--override=learning_rate=0"]
-    assert ours.attempt() == 0
-    theirs, mine = Weights.read(whole.uri).tensors, Weights.read(ours.uri).tensors
+def test_a_run_begins_with_the_weights_of_another(whole: Run, run: Run) -> None:
+    run.options = [f"--init-from={whole.uri}", "--override=learning_rate=0"]
+    assert run.attempt() == 0
+    theirs, mine = Weights.read(whole.uri).tensors, Weights.read(run.uri).tensors
     # Without learning only the statistics of BatchNorm move.
     for name, tensor in theirs.items():
         assert torch.equal(tensor, mine[name]) or "running" in name or "tracked" in name, name
-    origin = ours.json("config.json")["origin"]
+    origin = run.json("config.json")["origin"]
     assert (origin["uri"], origin["stage"]) == (whole.uri, "second")
 
 
 def test_weights_of_a_file_that_does_not_say_its_stage_go_into_the_first(
-    dataset: Path, tmp_path: Path, whole: Run, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, whole: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.safetensors"
     save_file(dict(Weights.read(whole.uri, "24").tensors), path)
-    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    ours.options = [f"--init-from={path}"]
-    assert ours.attempt() == 2
+    run.options = [f"--init-from={path}"]
+    assert run.attempt() == 2
     said = capsys.readouterr().err
     assert "do not fit the model of stage 'first': 0.weight is 8x6 there and 4x6 here; " in said
-    assert ours.head.state == "released"
+    assert run.head.state == "released"
 
 
 def test_fails_when_the_weights_have_changed_since(
-    whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Run, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.safetensors"
     assert main(["export", f"--run-uri={whole.uri}", f"--out={path}"]) == 0
-    ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    ours.options = [f"--init-from={path}"]
+    run.options = [f"--init-from={path}"]
     tiny.HOOKS["first"] = lambda step: hooks.notice()
-    assert ours.attempt() == 75
+    assert run.attempt() == 75
     tiny.HOOKS.clear()
     tensors = {name: tensor + 1 for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"stage": "second"})
-    ours.options = []
-    assert ours.attempt() == 1
+    run.options = []
+    assert run.attempt() == 1
     assert "are not those that this run started with" in capsys.readouterr().err
 
 

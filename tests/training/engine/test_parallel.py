@@ -46,27 +46,21 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.0))
 
 
-def refuse(model: nn.Module, choose: Callable[[Any], Sequence[nn.Module]], words: str) -> Any:
+Choose = Callable[[Any], Sequence[nn.Module]]
+REFUSED: list[tuple[nn.Module, Choose, str]] = [
+    (Tied(), lambda m: [nn.Linear(4, 4)], "returned a Linear that is not part of its model"),
+    (Tied(), lambda m: [m.first], "would split a parameter that several modules share"),
+    (Scaled(), lambda m: [], "stage 'first': its model cannot be sharded: .*scalar"),
+]
+
+
+def test_fails_for_a_model_that_cannot_be_shared_as_asked(tmp_path: Path) -> None:
     def act(world: World, root: Path) -> None:
-        with pytest.raises(UserError, match=words):
-            parallel(Blocks(choose), model, world)
+        for model, choose, words in REFUSED:
+            with pytest.raises(UserError, match=words):
+                parallel(Blocks(choose), model, world)
 
-    return act
-
-
-def test_fails_where_a_block_is_no_part_of_the_model(tmp_path: Path) -> None:
-    words = "`sharded_modules` returned a Linear that is not part of its model"
-    on_ranks(2, tmp_path, refuse(Tied(), lambda m: [nn.Linear(4, 4)], words))
-
-
-def test_fails_where_blocks_would_tear_a_shared_parameter_apart(tmp_path: Path) -> None:
-    words = "sharding would split a parameter that several modules share"
-    on_ranks(2, tmp_path, refuse(Tied(), lambda m: [m.first], words))
-
-
-def test_fails_for_a_parameter_without_a_dimension(tmp_path: Path) -> None:
-    words = "stage 'first': its model cannot be sharded: .*scalar"
-    on_ranks(2, tmp_path, refuse(Scaled(), lambda m: [], words))
+    on_ranks(2, tmp_path, act)
 
 
 def test_fails_for_settings_that_exclude_each_other() -> None:

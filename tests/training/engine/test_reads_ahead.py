@@ -22,18 +22,6 @@ class RowsInFiles(Rows):
         return [f"file-{int(index)}" for index in indices]
 
 
-class ListedRows(Rows):
-    files = ("x.safetensors",)  # type: ignore[assignment]
-
-
-def test_fails_for_samples_with_an_attribute_where_the_method_should_be(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tests.training.tiny.Rows", ListedRows)
-    assert run.attempt() == 2
-    assert "split 'train': files must take (indices)" in capsys.readouterr().err
-
-
 def test_a_resumed_run_announces_the_rest_of_its_epoch_first(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

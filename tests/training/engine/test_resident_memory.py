@@ -2,17 +2,23 @@
 
 import ctypes
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 from tests.training import tiny
-from tests.training.heavy import STATE_BYTES
 from tests.training.hooks import notice
 from tests.training.runs import Run
+from tests.training.tiny import TinyConfig, TinyTrain
+from training.engine.job import TrainProxy, WorkloadProxy
+from training.workload import Inputs, Prepare, Train
 
 OPTIONS = [
-    "--workload=tests.training.heavy:HEAVY",
+    "--workload=tests.training.engine.test_resident_memory:HEAVY",
     "--override=epochs=1",
     "--override=micro_batch=8",
     "--checkpoint-interval=1000steps",
@@ -86,3 +92,35 @@ def test_a_stage_holds_its_own_state_alone_whether_it_began_or_resumed(
     # To resume: the snapshot, the end of the stage before, and parameters to copy into: a third
     # of the state each of the latter.
     assert resumed.peak_above < 0.8 * STATE_BYTES
+
+
+# Blocks above 32 MB that needed new memory are given back at once when they are freed.
+NUM_FLOATS = 10_000_000
+STATE_BYTES = 3 * 4 * NUM_FLOATS
+
+
+class Ballast(nn.Module):
+    """Parameters that change no result; the loss has their norm, and so they have gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(NUM_FLOATS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Laden(TrainProxy):
+    def model(self, i: Inputs) -> nn.Module:
+        return nn.Sequential(*super().model(i), Ballast())  # type: ignore[misc]
+
+
+class Heavy(WorkloadProxy):
+    def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
+        *before, second = self._inner.stages(c)
+        third = TinyTrain(config=c, name="third", width=8)
+        trained: list[Any] = [*before, second, third]
+        return [Laden(stage) if isinstance(stage, Train) else stage for stage in trained]
+
+
+HEAVY = Heavy(tiny.TINY)

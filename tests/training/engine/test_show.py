@@ -1,5 +1,6 @@
 """What a stage shows at its end is made with the evaluated weights, once, and is in the report."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,31 +24,21 @@ def shown(run: Run) -> dict[str, str]:
 
 
 def test_it_is_made_with_the_evaluated_weights_and_is_the_same_after_a_kill(
-    dataset: Path, tmp_path: Path
+    run: Run, finished: Callable[..., Run]
 ) -> None:
-    whole, ours = (
-        Run(dataset=dataset, uri=str(tmp_path / n), scratch=tmp_path, options=[*SHORT, *AVERAGED])
-        for n in ("whole", "ours")
-    )
-    assert whole.attempt() == 0
+    whole, run.options = finished(*SHORT, *AVERAGED), [*SHORT, *AVERAGED]
     files = shown(whole)
     names = ("answers.csv", "drawn.txt", "weights.md")
     assert files.keys() == {f"{stage}-4/{name}" for stage in ("first", "second") for name in names}
     assert files["second-4/weights.md"] == whole.head.weights_sha256, "the average"
     assert files["first-4/drawn.txt"] != files["second-4/drawn.txt"]
-    kill_at(ours, "second-show", 0)
-    assert not any(name.startswith("second") for name in shown(ours))
-    assert ours.attempt() == 0
-    assert_equal(ours, whole)
-    assert shown(ours) == files
-
-
-def test_the_report_has_texts_and_tables(run: Run) -> None:
-    run.options = [*SHORT]
+    kill_at(run, "second-show", 0)
+    assert not any(name.startswith("second") for name in shown(run))
     assert run.attempt() == 0
-    page, files = run.store.get("report.html"), shown(run)
-    assert page is not None
-    text = page.data.decode()
+    assert_equal(run, whole)
+    assert shown(run) == files
+    # The report has texts and tables.
+    text = (Path(whole.uri) / "report.html").read_text()
     number = files["second-4/drawn.txt"].strip("<>\n")
     assert f"<p>second-4/drawn.txt</p><pre>&lt;{number}&gt;\n</pre>" in text
     answer = files["second-4/answers.csv"].splitlines()[1].partition(",")[0]

@@ -41,62 +41,42 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for module in modules for p in module.parameters()])
 
 
+LOSS = {
+    "loss returned a tensor of shape ()": SCALAR,
+    "a tensor of shape (4,) with requires_grad=True; return a differentiable": Loss(
+        total=torch.ones(4, requires_grad=True)
+    ),
+    "with requires_grad=False; return a differentiable scalar": Loss(total=torch.ones(())),
+    "loss returned as mean a float; return a scalar": Loss(total=SCALAR, mean=cast(Any, 0.5)),
+    "the loss's metric 'a' is a float; return a pair (sum, count)": Loss(
+        total=SCALAR, metrics=cast(Any, {"a": 0.5})
+    ),
+}
+TENSOR = {"accuracy": torch.ones(3)}
+
+
 @pytest.mark.parametrize(
-    ("act", "says"),
+    ("check", "given", "says"),
     [
-        (lambda: stage_checks.checked_loss(STAGE, SCALAR), "loss returned a tensor of shape ()"),
+        *((stage_checks.checked_loss, (loss,), says) for says, loss in LOSS.items()),
+        (stage_checks.checked_weight, (SCALAR, 0), "weight returned a tensor of shape ()"),
+        (stage_checks.checked_weight, (-1.0, 4), "step 5 have the total weight -1.0"),
+        (stage_checks.checked_start, (None,), "start returned None; return training.St"),
+        (stage_checks.checked_optimizer, (None, MODEL), "optimizer returned None; return a to"),
         (
-            lambda: stage_checks.checked_loss(STAGE, Loss(total=torch.ones(4, requires_grad=True))),
-            "a tensor of shape (4,) with requires_grad=True; return a differentiable",
-        ),
-        (
-            lambda: stage_checks.checked_loss(STAGE, Loss(total=torch.ones(()))),
-            "with requires_grad=False; return a differentiable scalar",
-        ),
-        (
-            lambda: stage_checks.checked_loss(STAGE, Loss(total=SCALAR, mean=cast(Any, 0.5))),
-            "loss returned as mean a float; return a scalar",
-        ),
-        (
-            lambda: stage_checks.checked_loss(
-                STAGE, Loss(total=SCALAR, metrics=cast(Any, {"a": 0.5}))
-            ),
-            "the loss's metric 'a' is a float; return a pair (sum, count)",
-        ),
-        (
-            lambda: stage_checks.checked_weight(STAGE, SCALAR, 0),
-            "weight returned a tensor of shape ()",
-        ),
-        (lambda: stage_checks.checked_weight(STAGE, -1.0, 4), "step 5 have the total weight -1.0"),
-        (
-            lambda: stage_checks.checked_start(STAGE, None),
-            "start returned None; return training.St",
-        ),
-        (
-            lambda: stage_checks.checked_optimizer(STAGE, None, MODEL),
-            "optimizer returned None; return a to",
-        ),
-        (
-            lambda: stage_checks.checked_optimizer(STAGE, sgd(MODEL, nn.Linear(1, 1)), MODEL),
+            stage_checks.checked_optimizer,
+            (sgd(MODEL, nn.Linear(1, 1)), MODEL),
             "wrong parameters (2 of 4 are not the model's); pass it those of the model",
         ),
-        (
-            lambda: stage_checks.checked_partial(STAGE, {}),
-            "evaluate returned a dict; return training.Par",
-        ),
-        (
-            lambda: stage_checks.checked_metrics(STAGE, None),
-            "summarize returned None; return a mapping",
-        ),
-        (
-            lambda: stage_checks.checked_metrics(STAGE, {"accuracy": torch.ones(3)}),
-            "summarize returned a tensor of shape (3,) with requires_grad=False as 'accuracy'",
-        ),
+        (stage_checks.checked_partial, ({},), "evaluate returned a dict; return training.Par"),
+        (stage_checks.checked_metrics, (None,), "summarize returned None; return a mapping"),
+        (stage_checks.checked_metrics, (TENSOR,), "summarize returned a tensor of shape (3,) with"),
+        (stage_checks.checked_metrics, (TENSOR,), "with requires_grad=False as 'accuracy'"),
     ],
 )
-def test_fails_for_a_wrong_result(act: Callable[[], Any], says: str) -> None:
+def test_fails_for_a_wrong_result(check: Any, given: tuple[Any, ...], says: str) -> None:
     with pytest.raises(UserError) as error:
-        act()
+        check(STAGE, *given)
     assert says in str(error.value)
     assert str(error.value).startswith("stage 'classify'")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 import pytest
+import torch
 
 from tests.training import outspoken
 from tests.training.hooks import interrupt_at
@@ -67,6 +68,17 @@ def test_evaluate_lets_the_stage_choose_too(run: Run, choosing: Callable[[Choose
     outspoken.GIVEN.clear()
     assert main(["evaluate", f"--run-uri={run.uri}", f"--dataset-uri={run.dataset}"]) == 0
     assert outspoken.GIVEN == [("second", {})]
+
+
+def test_the_compiled_code_that_an_older_bundle_kept_is_left_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"artifacts/{'0' * 32}/compiled.bin"
+    run.store.put(key, b"code")
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    run.options = ["--override=compile_mode=default", "--override=epochs=1"]
+    assert run.attempt() == 0
+    assert {name for name in run.store.sizes("") if name.endswith("compiled.bin")} == {key}
 
 
 def test_fails_for_what_cannot_be_compared(

@@ -176,9 +176,7 @@ def test_the_memory_of_a_run_is_that_of_all_its_processes_once(tmp_path: Path) -
         "    time.sleep(600)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
     )
     try:
         assert process.stdout is not None
@@ -339,11 +337,7 @@ def test_a_sweep_is_drawn_and_written_for_others_to_train(
     ],
 )
 def test_a_sweep_fails_before_it_starts_anything(
-    dataset: Path,
-    tmp_path: Path,
-    options: list[str],
-    says: str,
-    capsys: pytest.CaptureFixture[str],
+    dataset: Path, tmp_path: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
     command += [f"--runs-uri={tmp_path / 'runs'}", f"--logs={tmp_path / 'logs'}"]

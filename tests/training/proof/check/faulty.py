@@ -86,18 +86,6 @@ class Augmented(TrainProxy):
         return GloballyAugmented(rows._x)
 
 
-class Unordered(Rows):
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
-        return torch.randint(len(self), (len(self),)).tolist()
-
-
-class Repeating(TrainProxy):
-    def samples(self, i: Inputs, split: str) -> Rows:
-        rows = super().samples(i, split)
-        assert isinstance(rows, Rows)
-        return Unordered(rows._x)
-
-
 class Miscounting(Rows):
     files = ("x.safetensors",)  # type: ignore[assignment]
 
@@ -109,18 +97,11 @@ class Miscounted(TrainProxy):
         return Miscounting(rows._x)
 
 
-class Averaging(TrainProxy):
-    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        return Loss(total=super().loss(m, b, step, num_steps).total.detach())
-
-
 THREE, WIDE = Three(), Wide()
-REMEMBERING_FIRST, REMEMBERING_THIRD = Faulty(Remembering, "first"), Faulty(Remembering, "third")
+REMEMBERING = Faulty(Remembering, "third")
 TIMED = Faulty(Timed, "second")
 AUGMENTED = Faulty(Augmented, "first")
-REPEATING = Faulty(Repeating, "second")
 MISCOUNTED = Faulty(Miscounted, "third")
-DETACHED = Faulty(Averaging, "first")
 
 
 class Doubling(Tiny):

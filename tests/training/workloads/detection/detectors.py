@@ -33,13 +33,6 @@ class Images(NamedTuple):
     boxes: Tensor
 
 
-def parameter_count(architecture: Architecture) -> int:
-    """Parameters in all; nothing is allocated."""
-    with torch.device("meta"):
-        detector = Detector(architecture)
-    return sum(parameter.numel() for parameter in detector.parameters())
-
-
 def small_detector(*, seed: int = 0, **changes: object) -> Detector:
     """In double precision, with weights large enough that all matter."""
     torch.manual_seed(seed)

@@ -11,6 +11,7 @@ from tests.training.workloads.detection import coco_scene as scene
 SPLITS = {"train": range(24), "val": range(24, 30)}
 NAMES = ("wall", "room")
 BOXES = {"wall": (2.0, 3.0, 42.0, 9.0), "room": (10.0, 12.0, 40.0, 32.0)}
+IMAGES = [(split, number) for split, numbers in SPLITS.items() for number in numbers]
 Write = Callable[[Path], None]
 
 
@@ -39,10 +40,9 @@ def yolo_lines(*, as_polygons: bool = False) -> str:
 def yolo_v5(root: Path) -> None:
     """images/SPLIT beside labels/SPLIT."""
     put(root / "data.yaml", "train: images/train\nval: images/val\nnc: 2\nnames: [wall, room]\n")
-    for split, numbers in SPLITS.items():
-        for number in numbers:
-            save(root / "images" / split / f"{number}.png", number)
-            put(root / "labels" / split / f"{number}.txt", yolo_lines())
+    for split, number in IMAGES:
+        save(root / "images" / split / f"{number}.png", number)
+        put(root / "labels" / split / f"{number}.txt", yolo_lines())
 
 
 def yolo_v8_of_roboflow(root: Path) -> None:
@@ -77,28 +77,26 @@ def voc_2012(root: Path) -> None:
 
 def voc_of_roboflow(root: Path) -> None:
     """Images and XML side by side in each split's folder."""
-    for split, numbers in SPLITS.items():
-        for number in numbers:
-            save(root / split / f"{number}.png", number)
-            put(root / split / f"{number}.xml", voc_xml(f"{number}.png"))
+    for split, number in IMAGES:
+        save(root / split / f"{number}.png", number)
+        put(root / split / f"{number}.xml", voc_xml(f"{number}.png"))
 
 
 def labelme(root: Path) -> None:
     """A JSON file beside each image: a polygon, a rectangle, a point."""
-    for split, numbers in SPLITS.items():
-        for number in numbers:
-            save(root / split / f"{number}.png", number)
-            shapes: list[dict[str, Any]] = []
-            for kind, (left, top, right, bottom) in BOXES.items():
-                points = [[left, top], [right, bottom]]
-                if kind == "wall":
-                    points = [[left, top], [right, top], [right, bottom], [left, bottom]]
-                of = "polygon" if kind == "wall" else "rectangle"
-                shapes.append({"label": kind, "points": points, "shape_type": of})
-            shapes.append({"label": "door", "points": [[3, 3]], "shape_type": "point"})
-            content = {"version": "5.4.1", "flags": {}, "shapes": shapes}
-            content |= {"imagePath": f"..\\{split}\\{number}.png", "imageData": None}
-            put(root / split / f"{number}.json", json.dumps(content))
+    for split, number in IMAGES:
+        save(root / split / f"{number}.png", number)
+        shapes: list[dict[str, Any]] = []
+        for kind, (left, top, right, bottom) in BOXES.items():
+            points = [[left, top], [right, bottom]]
+            if kind == "wall":
+                points = [[left, top], [right, top], [right, bottom], [left, bottom]]
+            of = "polygon" if kind == "wall" else "rectangle"
+            shapes.append({"label": kind, "points": points, "shape_type": of})
+        shapes.append({"label": "door", "points": [[3, 3]], "shape_type": "point"})
+        content = {"version": "5.4.1", "flags": {}, "shapes": shapes}
+        content |= {"imagePath": f"..\\{split}\\{number}.png", "imageData": None}
+        put(root / split / f"{number}.json", json.dumps(content))
 
 
 def kitti(root: Path) -> None:
@@ -142,8 +140,12 @@ def _of_roboflow(root: Path, project: str, kinds: Sequence[str]) -> None:
             {"id": 0, "name": project, "supercategory": "none"},
             *({"id": n, "name": k, "supercategory": project} for n, k in enumerate(kinds, 1)),
         ]
-        scene.write(folder / "_annotations.coco.json", content)
         scene.save_images(content, folder)
+        for image in content["images"]:  # ids begin anew in each split
+            image |= {"id": image["id"] - numbers[0], "extra": {"name": "plan.jpg"}}
+        for number, each in enumerate(content["annotations"]):
+            each |= {"id": number, "image_id": number // 2}
+        scene.write(folder / "_annotations.coco.json", content)
     put(root / "README.roboflow.txt", "This dataset was exported via roboflow.com")
 
 
@@ -236,20 +238,22 @@ def yolo_of_label_studio(root: Path) -> None:
         put(root / f"labels/{number}.txt", yolo_lines())
 
 
+CVAT = {"train": "Train", "val": "Validation"}
+
+
 def cvat_for_images(root: Path) -> None:
     """annotations.xml of CVAT's own, a box and a polygon; a subset for each image."""
     images = []
-    for split, numbers in SPLITS.items():
-        for number in numbers:
-            save(root / "images" / split / f"{number}.png", number)
-            left, top, right, bottom = BOXES["room"]
-            corners = f"{left},{top};{right},{top};{right},{bottom};{left},{bottom}"
-            box = 'label="wall" occluded="0" xtl="2" ytl="3" xbr="42" ybr="9" z_order="0"'
-            images.append(
-                f'<image id="{number}" name="{number}.png" subset="{split}" width="64" '
-                f'height="48"><box {box}><attribute name="a">1</attribute></box>'
-                f'<polygon label="room" points="{corners}"></polygon></image>'
-            )
+    for split, number in IMAGES:
+        save(root / f"images/{number}.png", number)
+        left, top, right, bottom = BOXES["room"]
+        corners = f"{left},{top};{right},{top};{right},{bottom};{left},{bottom}"
+        box = 'label="wall" occluded="0" xtl="2" ytl="3" xbr="42" ybr="9" z_order="0"'
+        images.append(
+            f'<image id="{number}" name="{number}.png" subset="{CVAT[split]}" width="64" '
+            f'height="48"><box {box}><attribute name="a">1</attribute></box>'
+            f'<polygon label="room" points="{corners}"></polygon></image>'
+        )
     meta = "<version>1.1</version><meta><task><name>plans</name></task></meta>"
     put(root / "annotations.xml", f"<annotations>{meta}{''.join(images)}</annotations>")
 

@@ -84,6 +84,13 @@ def _seen(folder: Path) -> Iterable[tuple[tuple[int, ...], tuple[float, ...]]]:
         yield tuple(map(int, ends)), (x, y, x + w, y + h)
 
 
+def _draw_both(folder: Path, annotate: Annotate, scale: int = 4, height: int = HEIGHT) -> None:
+    """An image in each split, larger than it is annotated to be; train's by that height."""
+    for seed, split in enumerate(("train", "val")):
+        _save(folder / split / "a.png", _drawing(scale, seed), 1)
+        annotate(folder / split, "a", WIDTH, HEIGHT if split == "val" else height)
+
+
 def _drawing(scale: int = 1, seed: int = 0) -> Image.Image:
     drawn = Image.new("RGB", (scale * WIDTH, scale * HEIGHT), (10 + seed, 0, 0))
     drawn.paste((0, 255, 0), tuple(scale * side for side in (LEFT, TOP, RIGHT, BOTTOM)))
@@ -92,9 +99,7 @@ def _drawing(scale: int = 1, seed: int = 0) -> Image.Image:
 
 @pytest.mark.parametrize("annotate", ALL)
 def test_boxes_are_scaled_to_an_image_that_was_resized(tmp_path: Path, annotate: Annotate) -> None:
-    for seed, split in enumerate(("train", "val")):
-        _save(tmp_path / split / "a.png", _drawing(4, seed), 1)
-        annotate(tmp_path / split, "a", WIDTH, HEIGHT)
+    _draw_both(tmp_path, annotate)
     for seen, box in _seen(tmp_path):
         assert seen == pytest.approx(box) == (80, 120, 272, 216)
     warnings = scene.checked(tmp_path).report.warnings
@@ -159,9 +164,7 @@ def test_a_tiff_that_pillow_turns_itself_is_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("annotate", ALL)
 def test_fails_for_a_size_that_no_scale_explains(tmp_path: Path, annotate: Annotate) -> None:
-    for seed, split in enumerate(("train", "val")):
-        _save(tmp_path / split / "a.png", _drawing(4, seed), 1)
-        annotate(tmp_path / split, "a", WIDTH, HEIGHT if split == "val" else 100)
+    _draw_both(tmp_path, annotate, height=100)
     (refused,) = scene.checked(tmp_path).report.refusals
     assert refused.message == (
         "train: a.png has 640x480 pixels, but is annotated as 160x100; correct the size, or the "
@@ -171,9 +174,7 @@ def test_fails_for_a_size_that_no_scale_explains(tmp_path: Path, annotate: Annot
 
 def test_fails_for_a_box_beyond_the_size_on_which_it_is_said_to_be_drawn(tmp_path: Path) -> None:
     """It fits the image as it is now, so one of the two sizes is not the boxes' own."""
-    for seed, split in enumerate(("train", "val")):
-        _save(tmp_path / split / "a.png", _drawing(4, seed), 1)
-        _voc(tmp_path / split, "a", WIDTH, HEIGHT)
+    _draw_both(tmp_path, _voc)
     path = tmp_path / "train/a.xml"
     path.write_text(path.read_text().replace("<xmax>68<", "<xmax>400<"))
     (refused,) = scene.checked(tmp_path).report.refusals
@@ -230,8 +231,7 @@ ROTATED = [_rotated_in_xml, _rotated_in_voc, _rotated_in_coco, _rotated_in_coco_
 @pytest.mark.parametrize("write", ROTATED)
 def test_a_rotated_box_becomes_its_extent(tmp_path: Path, write: Callable[[Path], None]) -> None:
     """As CVAT exports it, about the box's centre."""
-    for seed, split in enumerate(("train", "val")):
-        _save(tmp_path / split / "a.png", _drawing(seed=seed), 1)
+    _draw_both(tmp_path, lambda *_: None, scale=1)
     write(tmp_path)
     checked = scene.checked(tmp_path)
     messages = {finding.rule: finding.message for finding in checked.report.findings}

@@ -17,7 +17,7 @@ from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
 from training.workloads.detection.coco import CocoSplit
-from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id
+from training.workloads.detection.coco_faults import _Extent, _extent_of, exact_id
 from training.workloads.detection.detection_dataset import import_folder, open_split
 
 IMPORT = ["data", "import", "--workload=tests.training.workloads.detection.coco_scene:COCO_DATA"]
@@ -38,38 +38,6 @@ def rules(folder: Path) -> list[str]:
 def imported(source: Path, out: Path) -> LocalDataset:
     assert main([*IMPORT, str(source), f"--out={out}"]) == 0
     return LocalDataset.open(out)
-
-
-@pytest.mark.parametrize("project", ["plans", "wall"])
-def test_roboflow_writes_a_file_into_each_split_s_folder(tmp_path: Path, project: str) -> None:
-    """Its ids start at 0, and its first category is the project, perhaps called like a class."""
-    for split, first in (("train", 0), ("valid", 24), ("test", 30)):
-        content = scene.content(24 if split == "train" else 6, first)
-        for category in content["categories"]:
-            category["supercategory"] = project
-        content["categories"].insert(0, {"id": 0, "name": project, "supercategory": "none"})
-        content["info"], content["licenses"] = {"version": "3"}, []
-        for number, image in enumerate(content["images"]):
-            image["file_name"] = f"plan-{image['id']}_jpg.rf.0c{image['id']}.png"
-            image["extra"] = {"name": "plan.jpg"}
-            for annotation in content["annotations"][2 * number : 2 * number + 2]:
-                annotation["image_id"] = number
-            image["id"] = number
-        for number, annotation in enumerate(content["annotations"]):
-            annotation["id"] = number
-        scene.write(tmp_path / split / "_annotations.coco.json", content)
-        for number, image in enumerate(content["images"]):
-            scene.picture(first + number).save(tmp_path / split / image["file_name"])
-    (tmp_path / "README.dataset.txt").write_text("exported")
-    checked = scene.checked(tmp_path)
-    assert [(split.name, len(split)) for split in checked.splits] == [
-        ("train", 24),
-        ("validation", 6),
-        ("test", 6),
-    ]
-    assert checked.report.findings == []
-    assert [category.name for category in checked.splits[0].categories] == ["wall", "room"]
-    assert checked.splits[0].labels[:2].tolist() == [0, 1]
 
 
 def test_cvat_writes_numbers_and_masks_in_its_own_way(tmp_path: Path) -> None:
@@ -260,15 +228,6 @@ def test_a_run_refuses_annotations_that_were_changed_after_the_import(tmp_path: 
     scene.write(path, content)
     with pytest.raises(UserError, match="annotation 1 is of category 9, which does not exist; add"):
         open_split(data, "validation")
-
-
-def test_faults_of_one_rule_are_one_sentence() -> None:
-    faults = CocoFaults()
-    for number in range(3):
-        faults.add("crowd", f"annotation {number} has iscrowd 2")
-    (finding,) = faults.findings()
-    assert (finding.count, finding.is_refused) == (3, True)
-    assert finding.message == "annotation 0 has iscrowd 2 (and 2 more); give iscrowd 0 or 1"
 
 
 def test_half_a_character_is_a_fault_that_can_be_printed(

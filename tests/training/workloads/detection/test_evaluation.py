@@ -23,11 +23,7 @@ from training.workloads.detection.coco import Category
 from training.workloads.detection.config import laptop
 from training.workloads.detection.detection_workload import TrainDetector
 from training.workloads.detection.detector import Detections
-from training.workloads.detection.evaluation import (
-    _DetectionsAndTruth,
-    _judged,
-    missing_package,
-)
+from training.workloads.detection.evaluation import _DetectionsAndTruth, _judged, missing_package
 from training.workloads.detection.samples import Batch, written
 
 NUM_IMAGES, NUM_DETECTIONS = 30, 25

@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torchvision.models import resnet18
+from torchvision.models import resnet18, resnet50
+from torchvision.ops import FrozenBatchNorm2d
 
 from contract.errors import UserError
 from tests.training.workloads.detection.detectors import SMALL, images, small_detector
@@ -53,28 +54,13 @@ def _norm(name: str) -> Shapes:
     yield f"{name}.bias", (_WIDTH,)
 
 
-def _frozen_norm(name: str, channels: int) -> Shapes:
-    for part in ("weight", "bias", "running_mean", "running_var"):
-        yield f"{name}.{part}", (channels,)
-
-
 def _resnet50() -> Shapes:
-    body = "backbone.0.body"
-    yield f"{body}.conv1.weight", (64, 3, 7, 7)
-    yield from _frozen_norm(f"{body}.bn1", 64)
-    before = 64
-    for stage, (num_blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
-        for number in range(num_blocks):
-            block = f"{body}.layer{stage}.{number}"
-            for conv, (inputs, outputs, side) in enumerate(
-                ((before, width, 1), (width, width, 3), (width, 4 * width, 1)), start=1
-            ):
-                yield f"{block}.conv{conv}.weight", (outputs, inputs, side, side)
-                yield from _frozen_norm(f"{block}.bn{conv}", outputs)
-            if number == 0:
-                yield f"{block}.downsample.0.weight", (4 * width, before, 1, 1)
-                yield from _frozen_norm(f"{block}.downsample.1", 4 * width)
-            before = 4 * width
+    """torchvision's, which the reference takes its backbone from."""
+    with torch.device("meta"):
+        state = resnet50(norm_layer=FrozenBatchNorm2d).state_dict()
+    for name, tensor in state.items():
+        if not name.startswith("fc."):
+            yield f"backbone.0.body.{name}", tuple(tensor.shape)
 
 
 def _attention(name: str) -> Shapes:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from contract.errors import UserError
-from tests.training.workloads.detection.detectors import parameter_count
 from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.config import Architecture, coco_12, full, laptop
@@ -23,8 +22,6 @@ def test_the_seed_s_recipe_is_what_its_document_says_and_coco_s_what_was_publish
     assert settings.schedule == Milestones(factor=0.1, epochs=(11,))
     assert (settings.epochs, settings.clip_norm, settings.ema_decay) == (12, 0.1, None)
     assert TrainDetector(config=seed).settings.ema_decay is not None
-    # The published detector has 47 M.
-    assert 46.5e6 < parameter_count(coco.architecture) < 48.5e6
 
 
 def test_the_ladder_takes_what_learns_the_same_and_offers_the_rest() -> None:
@@ -112,10 +109,7 @@ def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], wo
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (
-            {"backbone": "resnet7"},
-            "backbone is 'resnet7'; use one of resnet18, resnet34, resnet50",
-        ),
+        ({"backbone": "resnet7"}, "backbone is 'resnet7'; use one of resnet18, resnet34, resnet50"),
         ({"backbone_norm": "batch"}, "backbone_norm is 'batch'; use one of frozen_batch, group"),
         ({"num_classes": 0}, "num_classes is 0; use at least 1"),
         ({"denoising_queries": -1}, "denoising_queries is -1; use at least 0"),

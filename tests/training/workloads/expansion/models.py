@@ -100,10 +100,7 @@ def adamw(
 
 
 def train(
-    model: LanguageModel,
-    optimizer: Optimizer,
-    steps: range,
-    clip: Callable[[], Any] = lambda: None,
+    model: LanguageModel, optimizer: Optimizer, steps: range, clip: Callable[[], Any] = lambda: None
 ) -> list[float]:
     """The losses of these steps, whose batches depend on their numbers alone."""
     losses = []

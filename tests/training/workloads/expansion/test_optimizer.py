@@ -63,10 +63,7 @@ def differences(
     return [abs(a - b) for a, b in pairs]
 
 
-@pytest.mark.parametrize(
-    ("kind", "factor"),
-    [(KINDS[0], 2), (KINDS[1], 2), (KINDS[-1], 3)],
-)
+@pytest.mark.parametrize(("kind", "factor"), [(KINDS[0], 2), (KINDS[1], 2), (KINDS[-1], 3)])
 def test_with_its_state_carried_it_follows_the_small_models_losses(kind: Kind, factor: int) -> None:
     found = differences(kind, factor)
     print(f"x{factor} {kind}: losses of {len(found)} steps differ by at most {max(found):.1e}")

@@ -1,7 +1,6 @@
 """Copies that start their moments anew part from their twins; interrupted, they go on as before."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -10,10 +9,7 @@ from torch.optim import AdamW
 
 from tests.training.workloads.expansion.models import SPARSE, Kind, adamw, times, train
 from training.engine.optimizer import (
-    flatten_state,
-    load_optimizer_state,
     step_in_backward,
-    unflatten_state,
 )
 from training.workloads.expansion import (
     Layout,
@@ -115,22 +111,6 @@ def test_when_its_moments_have_settled_it_is_plain_adamw() -> None:
     plain.grad = matrix.weight.grad = gradient(99)
     optimizer.step(), other.step()
     assert torch.equal(plain, matrix.weight)
-
-
-def test_interrupted_while_it_warms_it_goes_on_bit_for_bit() -> None:
-    model, optimizer = grown(rewarm_steps=8)
-    train(model, optimizer, range(10, 13))
-    tensors: dict[str, Tensor] = {}
-    skeleton = json.loads(json.dumps(flatten_state(optimizer.state_dict(), tensors)))
-    saved = {name: tensor.clone() for name, tensor in tensors.items()}
-    resumed = KIND.model([SPARSE], FACTOR)
-    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
-    then = adamw(resumed, KIND.layout, times(FACTOR), RewarmingAdamW)
-    load_optimizer_state(then, unflatten_state(skeleton, saved))
-    steps = range(13, 20)
-    assert train(model, optimizer, steps) == train(resumed, then, steps)
-    for name, own in model.state_dict().items():
-        assert torch.equal(own, resumed.state_dict()[name]), name
 
 
 def test_in_backward_it_takes_the_same_steps() -> None:

@@ -3,13 +3,7 @@
 import torch
 from torch import Tensor
 
-from training.workloads.growth.config import (
-    Activation,
-    DenseBlock,
-    ExpertBlock,
-    ModelConfig,
-    Norm,
-)
+from training.workloads.growth.config import Activation, DenseBlock, ExpertBlock, ModelConfig, Norm
 from training.workloads.growth.model import LanguageModel
 
 VOCABULARY = 32

@@ -1,19 +1,15 @@
 """Every way to compute experts gives the same; none drops a token or leaves out a parameter."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parallel import DistributedDataParallel
 
-from tests.training.durable.attempt.processes import on_ranks
 from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
-from training.durable.attempt.world import World
 from training.workloads.growth import experts
 from training.workloads.growth.config import Activation, ExpertBlock, GrowthConfig, full
 from training.workloads.growth.experts import ExpertFeedForward, ExpertProducts, choose_products
@@ -92,18 +88,6 @@ def test_autocast_keeps_no_copy_of_the_experts_weights_for_backward(
     assert not copies
 
 
-def test_the_chosen_experts_weights_sum_to_one() -> None:
-    ffn, x_ND, _ = scene("gelu", ROUTINGS["mixed"], torch.float64)
-    with torch.no_grad():
-        # Of eight equal experts any two give what one does.
-        for parameter in ffn.experts.parameters():
-            parameter.copy_(parameter[:1].expand_as(parameter))
-        y_ND, _ = ffn(x_ND)
-        ffn.top_k = 1
-        one_ND, _ = ffn(x_ND)
-    torch.testing.assert_close(y_ND, one_ND, rtol=1e-12, atol=1e-12)
-
-
 def test_the_balance_is_one_where_tokens_are_shared_evenly_and_grows_where_they_are_not() -> None:
     ffn, x_ND, _ = scene("gelu", ROUTINGS["two"], torch.float64)
     balance, busiest = ffn(x_ND)[1].unbind()
@@ -132,33 +116,6 @@ def test_without_data_shapes_alone_decide_the_work() -> None:
 def test_fails_for_a_way_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match="expert_products is 'loop'; use one of auto, split, bmm"):
         GrowthConfig(expert_products="loop")  # type: ignore[arg-type]
-
-
-def test_ranks_whose_tokens_go_to_different_experts_need_no_search_for_unused_parameters(
-    tmp_path: Path,
-) -> None:
-    on_ranks(2, tmp_path, step_with_experts_of_ones_own)
-
-
-def step_with_experts_of_ones_own(world: World, root: Path) -> None:
-    """Two steps: DDP refuses the second if a parameter was left out of the first."""
-    ffn, x_ND, dy_ND = scene("gelu", ROUTINGS["mixed"], torch.float64)
-    mine = [0, 1] if world.leads else [2, 3]
-    with torch.no_grad():
-        ffn.router.weight.zero_()
-        x_ND = x_ND.detach()
-    both: list[list[Tensor]] = []
-    model = DistributedDataParallel(ffn)
-    for _ in range(2):
-        with torch.no_grad():
-            ffn.router.bias.zero_()[mine] = 9.0
-        ffn.zero_grad(set_to_none=True)
-        (model(x_ND)[0] * dy_ND).sum().backward()
-        both.append([p.grad.clone() for p in ffn.parameters() if p.grad is not None])
-    used = ffn.experts.up_weight.grad.abs().amax(dim=(1, 2)).gt(0).tolist()  # type: ignore[union-attr]
-    assert used == [True] * 4 + [False] * 4
-    assert len(both[0]) == len(list(ffn.parameters()))
-    assert all(torch.equal(one, two) for one, two in zip(*both, strict=True))
 
 
 def scene(

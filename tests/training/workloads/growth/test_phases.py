@@ -208,15 +208,6 @@ def test_fails_gradients_of_which_a_copy_gets_none(
     assert "the gradient of embedding.weight, its copies summed and" in run.head.reason
 
 
-def test_fails_held_out_text_that_is_too_short_before_a_step_is_trained(
-    stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = new_run(tmp_path, stories, "--override=context=900")
-    assert run.attempt() == 2
-    assert "split validation has 845 tokens, but a window takes 901" in capsys.readouterr().err
-    assert not run.lines("step")
-
-
 @pytest.mark.parametrize("carry", ["none", "asymmetric"])
 def test_an_optimizer_is_carried_over_or_starts_anew(
     whole: Run, stories: Path, tmp_path: Path, carry: str

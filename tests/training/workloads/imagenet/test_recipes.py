@@ -13,13 +13,7 @@ import torch
 from training.preflight.standalone import standalone_inputs
 from training.registry import load_workload
 from training.settings import changed
-from training.workloads.imagenet.config import (
-    _SIZE_STEP,
-    RECIPES,
-    ImagenetConfig,
-    _full,
-    _laptop,
-)
+from training.workloads.imagenet.config import _SIZE_STEP, RECIPES, ImagenetConfig, _full, _laptop
 from training.workloads.imagenet.imagenet_workload import TrainClassifier
 from training.workloads.imagenet.model import Classifier
 

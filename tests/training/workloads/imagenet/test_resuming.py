@@ -89,11 +89,7 @@ def test_an_import_that_was_killed_at_its_beginning_goes_on(
         ("", ["--override=quality=80"], "with quality 90, not 80; continue with that"),
         ("", ["--seed=1"], "with seed 0, not 1; continue with that"),
         ("train/cats/0.jpg", [], " cats train train/cats/0.jpg' is not in both (bytes, class, spl"),
-        (
-            "train/new/7.jpg",
-            [],
-            " new train train/new/7.jpg' is not in both (bytes",
-        ),
+        ("train/new/7.jpg", [], " new train train/new/7.jpg' is not in both (bytes"),
     ],
 )
 def test_fails_to_go_on_with_another_source_or_option(

@@ -14,13 +14,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from contract.errors import UserError
-from tests.training.loading import CPU, assert_same
+from tests.training.loading import assert_same
 from tests.training.workloads.imagenet.photographs import fill
 from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
 from training.durable.tally import Tally
-from training.engine.batches import MicroBatch
-from training.engine.loader import Loader
 from training.numerics import derive_seed
 from training.workloads.imagenet import packing as shards_module
 from training.workloads.imagenet import samples
@@ -93,27 +91,6 @@ def test_a_damaged_image_is_replaced_by_the_one_that_seed_and_index_name(
     assert Tally.taken().counts == {"replaced": 2}
     said = capsys.readouterr().out
     assert said.count("00001-00000.jpg of train-00001.tar cannot be decoded (") == 1
-
-
-def test_batches_are_the_same_on_any_number_of_workers(
-    damaged: Callable[..., ImageSamples],
-) -> None:
-    samples = damaged(3, 17)
-    order = np.asarray(samples.order(0, SEED))
-    batches = [
-        MicroBatch(number=at // 8, epoch=0, ids=order[at : at + 8].tolist())
-        for at in range(0, 40, 8)
-    ]
-
-    def loaded(num_workers: int) -> list[object]:
-        loader = Loader(samples, SEED, batches, num_workers=num_workers, device=CPU)
-        made = [loader.next() for _ in batches]
-        loader.close()
-        return made
-
-    alone = loaded(0)
-    assert_same(alone, loaded(3))
-    assert sum(int(batch["replaced"].sum()) for batch in alone) == 2  # type: ignore[index]
 
 
 def test_fails_if_many_images_are_damaged(

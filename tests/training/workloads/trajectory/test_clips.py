@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,10 @@ from training.workloads.trajectory.clips import (
     _render,
     clip_label,
     render_clip,
+    render_hard_clip,
 )
 
-COUNT = 66
+COUNT, NUM_HARD = 66, 24
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -46,22 +48,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_there_are_ten_or_more_classes_with_order_only_pairs() -> None:
-    assert len(CLASSES) >= 10
-    assert {"circle_cw", "circle_ccw", "spiral_in", "spiral_out", "linear", "accelerating"} <= set(
-        CLASSES
-    )
-
-
-def test_a_clip_is_a_function_of_seed_and_index_alone() -> None:
-    clip, track = render_clip(3, 40)
-    render_clip(3, 41)
+@pytest.mark.parametrize("render", [render_clip, render_hard_clip])
+def test_a_clip_is_a_function_of_seed_and_index_alone(render: Any) -> None:
+    clip, track = render(3, 40)
+    render(3, 41)
     assert clip.shape == CLIP_SHAPE and clip.dtype == np.uint8
     assert track.shape == TRACK_SHAPE and track.dtype == np.float32
-    again, same_track = render_clip(3, 40)
+    again, same_track = render(3, 40)
     assert np.array_equal(clip, again) and np.array_equal(track, same_track)
-    assert not np.array_equal(clip, render_clip(4, 40)[0])
-    assert not np.array_equal(clip, render_clip(3, 51)[0])
+    assert not np.array_equal(clip, render(4, 40)[0])
+    assert not np.array_equal(clip, render(3, 51)[0])
 
 
 def test_clips_do_not_depend_on_count_or_number_of_workers(folder: Path, tmp_path: Path) -> None:
@@ -239,3 +235,31 @@ def test_a_split_of_one_class_or_without_a_class_is_named(folder: Path) -> None:
     broken = replace(data, splits={"a": of_helix, "b": others})
     assert split_failures(broken, "a") == ["every clip of split a has the same label helix"]
     assert split_failures(broken, "b") == ["split b has no clip of class helix"]
+
+
+def test_in_hard_clips_the_marked_ball_is_where_its_track_says_unless_something_hides_it() -> None:
+    red, seen = [], 0
+    for index in range(NUM_HARD):
+        frames, track = render_hard_clip(0, index)
+        for frame, (x, y, radius) in zip(frames, track[:-1], strict=True):
+            # On the rim, right of the core: red, brighter than the other channels together.
+            column, row = int(x + 0.75 * radius), int(y)
+            if 0 <= column < 64 and 0 <= row < 64:
+                seen += 1
+                r, g, b = (int(value) for value in frame[row, column])
+                red.append(r > 1.3 * max(g, b))
+    assert seen > 20 * NUM_HARD, "the ball is mostly in the picture"
+    assert np.mean(red) > 0.6
+
+
+def test_in_hard_clips_the_camera_moves_and_the_light_changes() -> None:
+    changes, levels = [], []
+    for index in range(NUM_HARD):
+        frames, _ = render_hard_clip(0, index)
+        corner = frames[:, :12, :12].astype(float)  # mostly background
+        level = corner.mean(axis=(1, 2, 3))
+        levels.append(level.max() / level.min())
+        even = corner / corner.mean(axis=(1, 2), keepdims=True)
+        changes.append(np.abs(even[-1] - even[0]).mean())
+    assert np.median(levels) > 1.2
+    assert np.median(changes) > 0.05

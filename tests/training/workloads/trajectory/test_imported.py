@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from contract.errors import UserError
+from tests.training.forked import ForkedTrainer
+from tests.training.runs import wait_for
 from training.cli.main import main
 from training.durable.sources import SourceFile
 from training.workloads.trajectory.clip_dataset import open_dataset
@@ -171,27 +173,6 @@ def test_fails_for_a_file_that_is_no_clip(tmp_path: Path, array: object, message
         _read_clip(source(path), UNIFORM)
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".webm", ".mov", ".avi", ".gif"])
-def test_a_video_of_each_kind_is_its_frames(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"x{suffix}"
-    frames = clip(np.random.default_rng(0), "rising", num_frames=40, size=128)
-    write_video(path, frames)
-    read, facts = _read_clip(source(path), UNIFORM)
-    assert read.shape == CLIP_SHAPE and read.dtype == np.uint8
-    assert list(facts.values()) == [40, 128, 128, 25]
-    taken = frames[UNIFORM.of(40, "x")].reshape(NUM_FRAMES, 64, 2, 64, 2, 3).mean(axis=(2, 4))
-    assert np.abs(read.astype(float) - taken).mean() < 12
-
-
-def test_the_middle_square_of_a_wide_video_is_taken(tmp_path: Path) -> None:
-    frames = np.zeros((8, 64, 192, 3), np.uint8)
-    frames[:, :, 64:128] = 255
-    write_video(tmp_path / "x.mp4", frames)
-    read, facts = _read_clip(source(tmp_path / "x.mp4"), UNIFORM)
-    assert (facts["width"], facts["height"]) == (192, 64)
-    assert read[:, :, 4:60].min() > 200
-
-
 def test_segments_give_each_part_of_a_video_one_frame() -> None:
     trained = FrameChoice(sampling="segments", is_random=True, seed=0)
     assert trained.of(300, "x") == trained.of(300, "x") != trained.of(300, "y")
@@ -327,16 +308,20 @@ def test_fails_for_a_video_without_pyav(videos: Path, monkeypatch: pytest.Monkey
         _read_clip(file, UNIFORM)
 
 
-def test_an_import_that_is_killed_goes_on_to_the_same_bytes(videos: Path, tmp_path: Path) -> None:
+def test_an_import_that_is_killed_goes_on_to_the_same_bytes(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert main(command(videos, tmp_path / "whole")) == 0
     out = tmp_path / "out"
     words = [sys.executable, "-m", "training", *command(videos, out)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+    with Path(os.devnull).open("wb") as log:
+        process = ForkedTrainer(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     while not (out / DECODED).is_file() or not (out / DECODED).read_text().count("\n"):
         time.sleep(0.01)
         assert process.poll() is None, "it ended before it was killed"
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    wait_for(lambda: process.poll() is not None)
     done = (out / DECODED).read_text().count("\n")
     assert 0 < done < 16
     with (out / DECODED).open("a") as lines:

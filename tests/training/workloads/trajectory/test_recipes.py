@@ -7,18 +7,14 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
 
 from contract.grammar import Interval, parse_interval
 from training.cli.run import add_run
-from training.durable.store.local_dataset import LocalDataset
 from training.settings import changed
 from training.workload import Train
-from training.workloads.trajectory.clip_dataset import make_dataset
 from training.workloads.trajectory.trajectory_workload import RECIPES, TRAJECTORY
 
 STEPS = 40
@@ -81,32 +77,6 @@ def test_the_recipes_of_a_gpu_have_fused_optimizers_and_the_others_torch_s_choic
     optimizers = [stage.optimizer(nn.Linear(2, 2)) for stage in train]
     assert {o.defaults["fused"] for o in optimizers} == {None if "laptop" in recipe else True}
     assert {o.defaults["foreach"] for o in optimizers} == {None}
-
-
-def receipt_of(dataset: Path, run: Path, *options: str) -> dict[str, Any]:
-    arguments = [f"--dataset-uri={dataset}", f"--run-uri={run}", *options]
-    command = [sys.executable, "-m", "training", "run", "--workload=trajectory", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    receipt: dict[str, Any] = json.loads((run / "receipt.json").read_text())
-    return receipt
-
-
-@pytest.mark.slow
-def test_loader_workers_change_no_bit_and_may_change_under_the_same_run_id(tmp_path: Path) -> None:
-    dataset = tmp_path / "dataset"
-    dataset.mkdir()
-    meta = make_dataset(dataset, 66, 0, lambda done, total: None, num_workers=1)
-    LocalDataset.complete(dataset, "trajectory", meta)
-    small = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")
-    epochs = ("tokenizer_epochs=1", "epochs=2", "time_average_epochs=2")
-    options = ["--recipe=magvit_laptop", *(f"--override={o}" for o in (*small, *epochs))]
-    alone = receipt_of(dataset, tmp_path / "alone", *options)
-    fetched = receipt_of(dataset, tmp_path / "fetched", *options, "--override=loader_workers=2")
-    assert fetched["weights_sha256"] == alone["weights_sha256"]
-    assert fetched["stages"] == alone["stages"]
-    again = receipt_of(dataset, tmp_path / "alone", *options, "--override=loader_workers=1")
-    assert again == alone
 
 
 @pytest.mark.slow

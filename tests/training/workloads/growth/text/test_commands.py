@@ -8,8 +8,6 @@ import pytest
 from contract.keys import UNFINISHED
 from training.cli.main import main
 from training.durable.store.local_dataset import LocalDataset
-from training.workloads.growth.text import text_dataset as dataset_module
-from training.workloads.growth.text.stories import write_story
 
 
 def test_stories_are_made_with_a_vocabulary_that_is_asked_for(
@@ -24,35 +22,6 @@ def test_stories_are_made_with_a_vocabulary_that_is_asked_for(
     assert " tokens, 2 documents, " in said
     meta = json.loads((out / "manifest.json").read_text())["meta"]
     assert meta["splits"]["train"]["documents"] == 38
-
-
-def test_an_import_that_was_stopped_goes_on_with_the_same_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dataset_module, "_BATCH_CHARACTERS", 1000)
-    monkeypatch.setattr(dataset_module, "_KEPT_EVERY_BATCHES", 1)
-    text, out = tmp_path / "stories.txt", tmp_path / "out"
-    text.write_text("<|endoftext|>".join(write_story(0, number) for number in range(40)))
-    command = ["data", "import", str(text), "--workload=growth", "--override=vocab_size=300"]
-    write = dataset_module._write_tokens
-    written = list[str]()
-
-    def stop_at_the_ninth(folder: Path, split: str, first: int, tokens_T: object) -> None:
-        written.append(split)
-        if len(written) == 9:
-            raise KeyboardInterrupt
-        write(folder, split, first, tokens_T)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(dataset_module, "_write_tokens", stop_at_the_ninth)
-    assert main([*command, f"--out={out}"]) == 130
-    assert "stopped by Ctrl-C before it finished; run it again" in capsys.readouterr().err
-    assert (out / UNFINISHED).is_file()
-    monkeypatch.setattr(dataset_module, "_write_tokens", write)
-    assert main([*command, f"--out={out}"]) == 0
-    assert f"resuming the unfinished dataset in {out}" in capsys.readouterr().out
-    assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0
-    ours, whole = (json.loads((f / "manifest.json").read_text()) for f in (out, tmp_path / "whole"))
-    assert ours["files"] == whole["files"]
 
 
 def test_a_dataset_that_has_no_manifest_yet_is_not_lost_and_not_uploaded(

@@ -72,14 +72,6 @@ def test_text_comes_back_as_it_was_and_one_document_of_five_is_held_out(tmp_path
     assert texts_of(other, "validation") != validation
 
 
-def test_an_empty_line_may_separate_documents(tmp_path: Path) -> None:
-    (tmp_path / "own.txt").write_text("\n\n".join(f"Text {n}.\nIt goes on." for n in range(10)))
-    options = TextOptions(vocab_size=300, held_out_of=5, separator="\\n\\n")
-    data = imported(tmp_path / "own.txt", tmp_path / "out", options)
-    assert len(texts_of(data, "train")) == 8
-    assert texts_of(data, "validation")[0].endswith(".\nIt goes on.")
-
-
 def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
     for split, text in (("train", "learn this"), ("valid", "and hold this out"), ("test", "last")):
         source(tmp_path / "own" / split, [text])
@@ -149,14 +141,6 @@ def test_fails_to_go_on_with_other_text_or_options(
         imported(own, out)
 
 
-@pytest.mark.parametrize("texts", [["one"], ["one", "two"]])
-def test_fails_for_too_few_documents(tmp_path: Path, texts: list[str]) -> None:
-    own = source(tmp_path / "own", texts)
-    with pytest.raises(UserError, match=r"got none of the \d documents, as one in 5 is held out"):
-        for seed in range(20):
-            imported(own, tmp_path / f"out{seed}", seed=seed)
-
-
 def own_tokenizer(folder: Path, **parts: Any) -> Path:
     tokenizer = train_tokenizer([TEXTS], 280)
     for name, part in parts.items():
@@ -224,13 +208,6 @@ def test_an_import_that_was_stopped_before_it_had_a_tokenizer_trains_one(
     assert (out / UNFINISHED).is_file()
     whole = imported(own, tmp_path / "whole")
     assert imported(own, out).manifest["files"] == whole.manifest["files"]
-
-
-def test_fails_for_files_without_a_document(tmp_path: Path) -> None:
-    for number, text in enumerate(("", " \n")):
-        (tmp_path / f"{number}.txt").write_text(text)
-        with pytest.raises(UserError, match="the files have no text; give files with text"):
-            imported(tmp_path / f"{number}.txt", tmp_path / f"out{number}")
 
 
 def test_the_name_of_a_special_token_is_text_where_it_separates_nothing(tmp_path: Path) -> None:

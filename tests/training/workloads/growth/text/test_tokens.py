@@ -1,5 +1,6 @@
 """Windows of tokens: each token once, across shards; what does not fit together is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 
 from contract.errors import UserError
 from training.durable.store.local_dataset import LocalDataset
-from training.workload import Inputs, Samples
+from training.preflight.standalone import standalone_inputs
+from training.workload import Samples
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.growth_workload import GROWTH
 from training.workloads.growth.text.text_dataset import _write_tokens
@@ -140,17 +142,7 @@ def test_fails_to_read_text_of_another_vocabulary_than_the_model_s(tmp_path: Pat
 
     def samples(vocab_size: int) -> Samples:
         config = GrowthConfig(vocab_size=vocab_size)
-        inputs = Inputs(
-            config=config,
-            dataset=data,
-            artifact=lambda name: (),
-            prior=None,
-            device=torch.device("cpu"),
-            rank=0,
-            world=1,
-            seed=0,
-            scratch=tmp_path,
-        )
+        inputs = replace(standalone_inputs("dense", config), dataset=data)
         return GROWTH.stages(config)[0].samples(inputs, "train")
 
     assert len(samples(300)) == 2

@@ -43,7 +43,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(tmp_path: Path)
             capture_output=True,
             check=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(found) == 1
     assert Tokenizer.from_str(found.pop().decode()).get_vocab_size() == 600

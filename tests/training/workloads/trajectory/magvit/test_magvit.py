@@ -59,9 +59,9 @@ def test_a_token_sees_no_later_frame(config: MagvitConfig) -> None:
     assert not torch.equal(codes[:, steps // 2 :], other_codes[:, steps // 2 :])
 
 
-@pytest.mark.parametrize("recipe", [magvit_laptop, magvit_full])
-def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -> None:
-    config: MagvitConfig = recipe()
+def test_the_recipe_of_a_gpu_runs_a_step_on_the_cpu(dataset: FakeDataset) -> None:
+    """The laptop's does in test_waits.py."""
+    config = magvit_full()
     for stage in (TrainTokenizer(config=config), transformer_stage(config)):
         torch.manual_seed(0)
         model = stage.model(inputs_of(dataset, config))
