@@ -35,7 +35,6 @@ LONGEST_FIRST = (
     "across/test_deployed.py",
     "rehearsal/drills/test_drills.py",
     "training/proof/torture/test_command.py",
-    "userdata/test_examples.py",
     "training/proof/check/test_check.py",
     "training/cli/test_measure.py",
     "across/test_torture_s3.py",
