@@ -83,9 +83,12 @@ def test_a_door_is_narrow_and_names_what_is_there(room: str, most: int) -> None:
 
 def test_workloads_that_were_written_before_the_door_import_what_they_did() -> None:
     import training
+    from training import durable
     from training.artifact_key import artifact_key
+    from training.tally import count, timed
     from training.workload import DatasetSamples, Milestones, Settings, Writer, drawing_from
 
+    assert (timed, count) == (durable.Tally.timed, durable.Tally.count)
     before = [DatasetSamples, Milestones, Settings, Writer, drawing_from, artifact_key]
     names = ("DatasetSamples", "Milestones", "Settings", "Writer", "drawing_from", "key_of")
     assert before == [getattr(training, name) for name in names]
