@@ -104,7 +104,7 @@ def test_fails_on_a_prediction_that_is_none() -> None:
     with pytest.raises(UserError, match="the prediction 'soon' cannot be read"):
         parse_prediction("soon")
     for word in ("steps=nan", "usd_spot_per_hour=-1", "hours_p50=inf"):
-        with pytest.raises(UserError, match=f"the prediction '{word}' is no amount; give a num"):
+        with pytest.raises(UserError, match=f"the prediction '{word}' is not a number"):
             parse_prediction(f"size=g5.xlarge {word}")
 
 

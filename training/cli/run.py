@@ -245,7 +245,7 @@ def parse_prediction(text: str) -> dict[str, float | str] | None:
             found[name] = value
         else:
             if not 0 <= float(value) < math.inf:
-                raise UserError(f"the prediction {word!r} is no amount; give a number from 0")
+                raise UserError(f"the prediction {word!r} is not a number of at least 0")
     return found or None
 
 
