@@ -10,6 +10,10 @@ from rehearsal.machines.metadata import RehearsedInstance
 class NoMachine:
     """A machine that is never started."""
 
+    @property
+    def metadata(self) -> Any:
+        return self
+
     def start(self) -> None: ...
 
     def notice(self, seconds: float) -> None: ...
