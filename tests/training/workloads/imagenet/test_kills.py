@@ -78,10 +78,12 @@ def check(tmp_path: Path, kind: str, num_kills: int, count: int) -> None:
         before = now
     finish(source, out, kind)
     files = {
-        path.relative_to(whole): path.read_bytes() for path in whole.rglob("*.*") if path.is_file()
+        path.relative_to(whole): path.read_bytes()
+        for path in whole.rglob("[!.]*.*")
+        if path.is_file()
     }
     assert {
-        path.relative_to(out): path.read_bytes() for path in out.rglob("*.*") if path.is_file()
+        path.relative_to(out): path.read_bytes() for path in out.rglob("[!.]*.*") if path.is_file()
     } == files
     after = {name: ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) for name in before}
     assert after == before

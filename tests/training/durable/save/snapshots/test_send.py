@@ -14,7 +14,7 @@ from tests.training.durable.save.scene import NewMachine, entries, wait_for_snap
 from training.durable.record.head import Retention
 from training.durable.save.snapshots import capture as capture_module
 from training.durable.save.snapshots.capture import Capture, Known, Moment, capture
-from training.durable.save.snapshots.folder_saves import Blobs, FolderSaves, _Sent
+from training.durable.save.snapshots.folder_saves import Blobs, FolderSave, FolderSaves, _Sent
 from training.durable.save.snapshots.listing import ChangedError, FileState, Listing, SnapshotError
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import FolderStore
@@ -49,14 +49,15 @@ def send(store: Store, folder: Path, known: Known) -> _Sent:
     blobs = Blobs(store, None)  # type: ignore[arg-type]
     blobs.known = known
     publisher: Any = SimpleNamespace(store=store)
-    save = FolderSaves(publisher, folder, blobs).prepare(captured(folder, known), "periodic")
+    saves = FolderSaves(publisher, folder, blobs)
+    save = FolderSave(saves, captured(folder, known), "periodic", is_tentative=False)
     save.send("00000001-g0001-00", [])
     assert save.sent is not None
     return save.sent
 
 
 def publish(mirror: Mirror, capture: Capture) -> None:
-    save = mirror._saves.prepare(capture, "periodic")
+    save = FolderSave(mirror._saves, capture, "periodic", is_tentative=False)
     save.run()
     if save.error is not None:
         raise save.error

@@ -18,6 +18,7 @@ from training.durable.record.lease import LeaseLostError
 from training.durable.record.metrics import Events, SilentMetrics
 from training.durable.save.publish import CheckpointPublisher
 from training.durable.save.snapshots.capture import Moment, capture
+from training.durable.save.snapshots.folder_saves import FolderSave
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.save.snapshots.snapshot import fill, read_manifest
 from training.durable.store.folder import FolderStore
@@ -99,7 +100,7 @@ def test_whatever_the_head_names_can_be_restored(tmp_path: Path, seed: int) -> N
             note={},
             moment=Moment(),
         )
-        save = mirror._saves.prepare(captured, "periodic")
+        save = FolderSave(mirror._saves, captured, "periodic", is_tentative=False)
         save.hurry()
         save.run()
         assert save.error is None or isinstance(save.error, StoreError | LeaseLostError)
