@@ -104,8 +104,9 @@ def changed(base: str) -> set[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return 1 if a room's tests fail, 2 for a mistake."""
-    if arguments and arguments[0] == "--changed":
-        print(*(f"tests/{room}" for room in ROOMS if room in changed(arguments[1])), *WHOLE)
+    if arguments[:1] == ["--changed"] and len(arguments) == 2:
+        found = changed(arguments[1])
+        print(*(f"tests/{room}" for room in ROOMS if room in found), *WHOLE)
         return 0
     alone = [room for room, needs in ROOMS.items() if "packages" in needs]
     if unknown := set(arguments) - set(alone):

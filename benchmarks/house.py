@@ -135,14 +135,15 @@ def _imported(files: Mapping[str, ast.Module]) -> Mapping[str, set[str]]:
     }
     found: dict[str, set[str]] = defaultdict(set)
     for name, module in files.items():
-        for imported in _imports(module):
+        for imported in imports_of(module):
             home = modules.get(imported) or modules.get(imported.rpartition(".")[0])
             if home and room_of(home) != room_of(name):
                 found[room_of(home)].add(imported)
     return found
 
 
-def _imports(module: ast.Module) -> Iterator[str]:
+def imports_of(module: ast.Module) -> Iterator[str]:
+    """Yield what a module imports: modules, and names as MODULE.NAME."""
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)

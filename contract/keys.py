@@ -30,6 +30,8 @@ SWEEPS = "sweeps/"
 # Next to the runs of a sweep: what they are, and the jobs that were queued for them.
 SWEEP = "sweep.json"
 SWEEP_JOBS = "jobs.json"
+# The parts of a dataset, as manifests, folders and channels name them.
+SPLITS = ("train", "validation", "test")
 # In a dataset's prefix.
 MANIFEST = "manifest.json"
 # A workload that can resume an interrupted import keeps its position in this file of the new

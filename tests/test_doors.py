@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import sources
+from benchmarks.house import imports_of, sources
 from contract.door import homes
 
 REPOSITORY = Path(__file__).parent.parent
@@ -38,21 +38,19 @@ def past_the_door(files: dict[str, ast.Module], room: str) -> list[str]:
     for path, tree in files.items():
         if room_of(path.removesuffix(".py").replace("/", ".")) == room:
             continue
-        for node in ast.walk(tree):
-            taken: list[str] = []
-            if isinstance(node, ast.Import):
-                taken = [each.name for each in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                taken = [f"{node.module}.{each.name}" for each in node.names]
-            found += [
-                f"{path}: {each}" for each in taken if room_of(each) == room and each not in offered
-            ]
+        taken = [each for each in imports_of(tree) if room_of(each) == room]
+        found += [f"{path}: {each}" for each in taken if each not in offered]
     return found
 
 
+@pytest.fixture(scope="module")
+def files() -> dict[str, ast.Module]:
+    return sources(REPOSITORY)
+
+
 @pytest.mark.parametrize("room", DOORS)
-def test_others_import_only_what_the_door_names(room: str) -> None:
-    assert past_the_door(sources(REPOSITORY), room) == []
+def test_others_import_only_what_the_door_names(files: dict[str, ast.Module], room: str) -> None:
+    assert past_the_door(files, room) == []
 
 
 @pytest.mark.parametrize("room", DOORS)

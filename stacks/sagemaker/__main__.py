@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.description import describe
 from contract.grammar import argument_type, parse_positive, parse_positive_count
-from contract.keys import SWEEP_JOBS
+from contract.keys import SPLITS, SWEEP_JOBS
 from contract.trainer_options import OPTIONS, SAGEMAKER_OPTIONS, check_option, recipe_field
 from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR, price_note
@@ -35,8 +35,6 @@ from stacks.sagemaker.service_jobs import (
 )
 
 _positive, _count = argument_type(parse_positive), argument_type(parse_positive_count)
-# The channels whose files the container imports before it trains.
-SPLITS = ("train", "validation", "test")
 
 
 def sagemaker_command(

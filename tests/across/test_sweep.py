@@ -1,6 +1,6 @@
 """A sweep of twelve in SweepStack's queue, a third of its runs taken: the proof, and a stop.
 
-python -m pytest -m slow -s tests/operate/test_sweep.py prints what benchmarks/LOG.md has.
+python -m pytest -m slow -s tests/across/test_sweep.py prints what benchmarks/LOG.md has.
 """
 
 import json

@@ -8,7 +8,6 @@ read or verify one makes it itself.
 """
 
 import functools
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -34,6 +33,7 @@ from training.durable import (
     UnfinishedFile,
     World,
     put_unless_changed,
+    sha256_of,
 )
 from training.numerics import code_fingerprint, seed_torch
 from training.workload import Inputs, Prepare
@@ -243,12 +243,7 @@ def make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{shard:05d}.part"
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
-    return part.replace(folder / f"{shard:05d}-{_sha256(part)}.safetensors")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return part.replace(folder / f"{shard:05d}-{sha256_of(part)}.safetensors")
 
 
 def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any]]) -> None:
@@ -268,7 +263,7 @@ def _log_once(world: World, text: str) -> None:
 
 def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -> Path:
     path = folder / str(shard["name"])
-    if path.is_file() and _sha256(path) == shard["sha256"]:
+    if path.is_file() and sha256_of(path) == shard["sha256"]:
         return path
     if (read := _downloaded(store, prefix + path.name, shard["sha256"], path, _READS)) is not None:
         return read
@@ -280,7 +275,7 @@ def _downloaded(store: Store, key: str, sha256: str, path: Path, reads: int) -> 
     with UnfinishedFile(path) as unfinished:
         for _ in range(reads):
             store.get_file(key, unfinished.path)
-            if _sha256(unfinished.path) == sha256:
+            if sha256_of(unfinished.path) == sha256:
                 return unfinished.place()
     return None
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from contract.errors import Exit, UserError
 from contract.grammar import parse_positive
-from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
+from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT, SPLITS
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.cli.run import checked_folder
 from training.durable import Head, StoreError, open_store
@@ -137,7 +137,7 @@ def _hyperparameters(root: Path) -> Iterator[tuple[str, str]]:
 def _are_splits(root: Path) -> bool:
     """Whether the channels are splits of files, not yet a dataset of this project."""
     channels = _config(root, "inputdataconfig")
-    if not {"train", "validation"} <= channels.keys() <= {"train", "validation", "test"}:
+    if not {"train", "validation"} <= channels.keys() <= {*SPLITS}:
         return False
     for name, channel in channels.items():
         _refuse_pipe(name, channel)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from contract.errors import Exit, UserError
+from contract.keys import SPLITS
 from training.cli.run import RUN_URI, checked_file, checked_folder
 from training.durable import (
     FileProgressBar,
@@ -85,7 +86,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split",
         default="validation",
-        choices=["train", "validation", "test"],
+        choices=SPLITS,
         help="default: %(default)s",
     )
     parser.add_argument("--stage", help="default: the Train stage that the weights come from")

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     )
     from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source
     from training.durable.store.folder import UnfinishedFile, open_store
-    from training.durable.store.local_dataset import LocalDataset
+    from training.durable.store.local_dataset import LocalDataset, sha256_of
     from training.durable.store.protocol import (
         AnswerLostError,
         CredentialsError,
@@ -107,6 +107,6 @@ __all__ = [
     "export_final", "export_snapshot", "fail_run", "free_bytes", "get_each", "is_sharded",
     "misfit", "open_store", "opened_dataset", "page_lock", "parse_receipt",
     "put_unless_changed", "read_json_record", "refuse_untrained", "reopen_run",
-    "run_attempt", "run_program", "split_within", "stored_source", "used_bytes",
+    "run_attempt", "run_program", "sha256_of", "split_within", "stored_source", "used_bytes",
     "write_report",
 ]

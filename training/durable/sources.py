@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 from contract.errors import UserError
+from contract.keys import SPLITS
 
-SPLITS = ("train", "validation", "test")
 # What systems and people leave among samples. Text may end the same, and is then all there is.
 STRAY_KINDS = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
 # Such as Training, test_set and val2017.

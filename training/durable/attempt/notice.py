@@ -208,7 +208,7 @@ class Saves:
 
 
 class _Ranks(Protocol):
-    """The agreement of the ranks (training/durable/attempt/context.py)."""
+    """The agreement of the ranks (training/durable/attempt/world.py)."""
 
     def all_agree(self, is_in_favor: bool) -> bool:
         """Whether every rank is in favor."""

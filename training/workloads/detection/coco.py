@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import UserError
+from contract.keys import SPLITS
 from training.durable import split_within
 from training.workloads.detection.coco_faults import (
     Box,
@@ -326,7 +327,6 @@ class _Reader:
 
 # The name of a dataset without splits, which an import divides.
 UNDIVIDED = "all"
-_SPLITS = ("train", "validation", "test")
 # COCO's own files about other tasks, and files that hold no annotations.
 _OTHER = re.compile(
     r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^(manifest|notes)$|^\."
@@ -372,7 +372,7 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
         by_split[split] = source
     if UNDIVIDED not in by_split:
         _refuse_lacking(folder, by_split)
-    return folder, [by_split[split] for split in (*_SPLITS, UNDIVIDED) if split in by_split]
+    return folder, [by_split[split] for split in (*SPLITS, UNDIVIDED) if split in by_split]
 
 
 def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
@@ -383,7 +383,7 @@ def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
     if split.name != UNDIVIDED or set(names) <= {"train", UNDIVIDED} or len(set(names)) == 1:
         return [split]
     _refuse_lacking(folder, set(names))
-    return [split.of_images(np.flatnonzero(names == of), of) for of in _SPLITS if of in names]
+    return [split.of_images(np.flatnonzero(names == of), of) for of in SPLITS if of in names]
 
 
 def _refuse_lacking(folder: Path, splits: Container[str]) -> None:
