@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -69,7 +69,7 @@ def open_split(dataset: "Dataset", split: str) -> CocoSplit:
 def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
     """Read a split, once for all evaluations; `fingerprint` distinguishes datasets at one path."""
     faults = CocoFaults()
-    found = read_split(path, split, lambda _: path.parent.parent / split, faults)
+    found = read_split(path, split, lambda _: (path.parent.parent / split, {}), faults)
     if found is not None:
         check_annotations([found], faults)
     faults.refuse()
@@ -145,16 +145,20 @@ def _file(number: int) -> str:
 
 def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]"]]:
     """Return for each split its name, the source split and the rows of its images."""
-    first = checked.splits[0]
-    if first.name != UNDIVIDED:
-        return [(split.name, split, list(range(len(split)))) for split in checked.splits]
+    first, *others = checked.splits
+    given = [(split.name, split, list(range(len(split)))) for split in checked.splits]
+    held_out = {name for name in _HELD_OUT_SHARES if name not in {s.name for s in others}}
+    if first.name != UNDIVIDED and "validation" not in held_out:
+        return given
+    if others:  # test is given, so only validation is drawn
+        held_out = {"validation"}
     if len(first) < _MIN_COUNT:
         raise UserError(
             f"{len(first)} images without splits are too few to divide; provide at least "
             f"{_MIN_COUNT}, or annotations for train and validation"
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
-    divided = _divided(same, seed)
+    divided = _divided(same, seed, held_out)
     can_be_learned = first.can_be_learned
     for name, rows in divided.items():
         if not any(can_be_learned[first.objects(row)].any() for row in rows):
@@ -162,17 +166,20 @@ def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]
                 f"none of the {len(rows)} images that were divided into {name} has objects; pass "
                 "another --seed, or provide annotations for train and validation"
             )
-    return [(name, first, rows) for name, rows in divided.items()]
+    return [*((name, first, rows) for name, rows in divided.items()), *given[1:]]
 
 
-def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:
+def _divided(
+    groups: "np.ndarray[Any, Any]", seed: int, held_out: Container[str] = _HELD_OUT_SHARES
+) -> dict[str, list[int]]:
     """Divide items into the splits, keeping each group together."""
     rng = np.random.default_rng([_DIVIDE, seed])
     left = rng.permutation(int(groups.max()) + 1)
     count, splits = len(left), dict[str, list[int]]()
     for name, share in _HELD_OUT_SHARES.items():
-        held_out, left = np.split(left, [max(1, round(share * count))])
-        splits[name] = np.flatnonzero(np.isin(groups, held_out)).tolist()
+        if name in held_out:
+            own, left = np.split(left, [max(1, round(share * count))])
+            splits[name] = np.flatnonzero(np.isin(groups, own)).tolist()
     return {"train": np.flatnonzero(np.isin(groups, left)).tolist(), **splits}
 
 
