@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.durable.attempt.resume_point import DamagedCheckpointError
     from training.durable.attempt.supervisor import Supervisor, Work
     from training.durable.attempt.world import AttemptContext, RankEnvironment, World
-    from training.durable.data_report import DataFinding, DataReport
+    from training.durable.data_report import DataFinding, DataRefusedError, DataReport
     from training.durable.dataset_output import FinishedFiles, FolderOutput, Output
     from training.durable.errors import (
         AttemptEndedError,
@@ -95,8 +95,9 @@ __all__ = [
     "STRAY_KINDS", "AnswerLostError", "AttemptContext", "AttemptEndedError",
     "AttemptOptions", "Brought", "CheckpointContent", "CheckpointEntry", "CheckpointPolicy",
     "Checkpointer", "CredentialsError", "DamagedCheckpointError", "DataFinding",
-    "DataReport", "DivergedError", "Divergence", "Events", "Extension", "FileProgressBar",
-    "FinishedFiles", "FolderOutput", "GoBackError", "Head", "HeldRun", "History", "Hosts",
+    "DataRefusedError", "DataReport", "DivergedError", "Divergence", "Events", "Extension",
+    "FileProgressBar", "FinishedFiles", "FolderOutput", "GoBackError", "Head", "HeldRun",
+    "History", "Hosts",
     "ImportSource", "InterruptedRunError", "LiveState", "LocalDataset", "MachineError",
     "OpenRun", "Output", "Position", "ProgramOptions", "ProgressBar", "QuietTime",
     "RankEnvironment", "Reopened", "Resume", "Retention", "RunConfig", "RunFailedError",

@@ -86,7 +86,9 @@ def _xml(path: Path, faults: CocoFaults) -> Sequence[Labelled]:
     root = _root(path.read_bytes())
     if root.tag == "annotation":
         size = _size(root.findtext("size/width"), root.findtext("size/height"))
-        objects = [_voc(each, path.name, faults) for each in root.iter("object")]
+        # VOC counts pixels from 1; Label Studio does not.
+        first = 0.0 if root.findtext("owner/name") == "Label Studio" else 1.0
+        objects = [_voc(each, path.name, first, faults) for each in root.iter("object")]
         name, folder = root.findtext("filename") or "", root.findtext("folder") or ""
         return [Labelled(Path(name), objects, size, folder=folder)]
     return _cvat(root, faults) if root.tag == "annotations" else []
@@ -106,7 +108,7 @@ def _root(content: bytes) -> ElementTree.Element:
         return ElementTree.fromstring(content.decode(codec))
 
 
-def _voc(each: ElementTree.Element, where: str, faults: CocoFaults) -> Marked:
+def _voc(each: ElementTree.Element, where: str, first: float, faults: CocoFaults) -> Marked:
     name, box, polygon = each.findtext("name") or "", each.find("bndbox"), each.find("polygon")
     # The development kit: "objects marked as difficult are currently ignored in the evaluation".
     is_crowd = (each.findtext("difficult") or "0").strip() == "1"
@@ -118,13 +120,15 @@ def _voc(each: ElementTree.Element, where: str, faults: CocoFaults) -> Marked:
         return Marked(name, _extent(points), is_crowd=is_crowd)
     if box is None:
         raise ValueError(f"an object of {name!r} has neither bndbox nor polygon")
-    corners = [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
-    left, top, right, bottom = _ordered(corners, f"{where}: a {name!r}", faults)
+    texts = [box.findtext(side) or "nan" for side in ("xmin", "ymin", "xmax", "ymax")]
+    # Shares of pixels, as CVAT's, are counted from 0.
+    first = 0.0 if any("." in text for text in texts) else first
+    corners = _ordered([*map(float, texts)], f"{where}: a {name!r}", faults)
     # As CVAT exports it.
     attributes = {a.findtext("name"): a.findtext("value") for a in each.iter("attribute")}
     rotation = float(attributes.get("rotation") or 0)
-    # VOC counts pixels from 1 and includes the last in the box.
-    return Marked(name, (left - 1, top - 1, right, bottom), rotation, is_crowd)
+    left, top, right, bottom = corners  # the last pixel is in the box
+    return Marked(name, (left - first, top - first, right, bottom), rotation, is_crowd)
 
 
 def _cvat(root: ElementTree.Element, faults: CocoFaults) -> list[Labelled]:

@@ -86,6 +86,7 @@ class CocoSplit:
     areas: _Floats
     crowds: npt.NDArray[np.bool_]
     is_of_label_studio: bool = False
+    is_converted: bool = False  # from a format in which a box is not [x, y, width, height]
 
     def __len__(self) -> int:
         return len(self.image_ids)

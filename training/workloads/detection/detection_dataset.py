@@ -26,6 +26,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from contract.errors import UserError
+from training.durable import DataRefusedError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import (
     UNDIVIDED,
@@ -85,9 +86,9 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
     """
     checked = check(folder, lambda done, total: progress(done, 2 * total))
     report = checked.report
+    for finding in report.findings:
+        _log.warning("[%s] %s", "refused" if finding.is_refused else "warning", finding.message)
     report.refuse()
-    for finding in report.warnings:
-        _log.warning("[data] %s", finding.message)
     parts = _parts(checked, seed)
     done = total = sum(len(rows) for _, _, rows in parts)
     for name, split, rows in parts:
@@ -106,7 +107,7 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
         "objects": sum(int(split.objects_per_image.sum()) for split in checked.splits),
         "image_bytes": round(sum(path.stat().st_size for path in images) / len(images)),
     }
-    return {**_meta(checked.splits[0].categories, sizes), **facts}
+    return {**_meta(checked.splits[0].categories, sizes), **facts, "report": report}
 
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
@@ -153,18 +154,20 @@ def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]
     if others:  # test is given, so only validation is drawn
         held_out = {"validation"}
     if len(first) < _MIN_COUNT:
-        raise UserError(
+        raise DataRefusedError(
             f"{len(first)} images without splits are too few to divide; provide at least "
-            f"{_MIN_COUNT}, or annotations for train and validation"
+            f"{_MIN_COUNT}, or annotations for train and validation",
+            checked.report,
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
     divided = _divided(same, seed, held_out)
     can_be_learned = first.can_be_learned
     for name, rows in divided.items():
         if not any(can_be_learned[first.objects(row)].any() for row in rows):
-            raise UserError(
+            raise DataRefusedError(
                 f"none of the {len(rows)} images that were divided into {name} has objects; pass "
-                "another --seed, or provide annotations for train and validation"
+                "another --seed, or provide annotations for train and validation",
+                checked.report,
             )
     return [*((name, first, rows) for name, rows in divided.items()), *given[1:]]
 

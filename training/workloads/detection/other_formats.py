@@ -251,8 +251,11 @@ def convert(folder: Path, faults: CocoFaults) -> dict[str, dict[str, Any]] | Non
     if not any(each.objects for each in found):  # a list of names alone does not make it YOLO's
         others = list(_by_file(folder, images, faults))
         names, found = ([], others) if others else (names, found)
-    if not found:
+    if not found and not names:
         _note_nameless(folder, faults)
+    elif not found:
+        faults.add("no-images", f"{folder} names the classes {', '.join(names):.60}, but no images")
+    if not found:
         return None
     kinds = names or sorted({mark.name for of in found for mark in of.objects})
     named = named_splits(folder, images.paths, described or {}, faults)
