@@ -86,8 +86,10 @@ def _xml(path: Path, faults: CocoFaults) -> Sequence[Labelled]:
     root = _root(path.read_bytes())
     if root.tag == "annotation":
         size = _size(root.findtext("size/width"), root.findtext("size/height"))
-        # VOC counts pixels from 1; Label Studio does not.
-        first = 0.0 if root.findtext("owner/name") == "Label Studio" else 1.0
+        # VOC counts pixels from 1, but Label Studio from 0, and CVAT, which writes shares of them.
+        sides = [float(side.text or 0) for box in root.iter("bndbox") for side in box]
+        is_of_0 = root.findtext("owner/name") == "Label Studio" or any(n % 1 for n in sides)
+        first = 0.0 if is_of_0 else 1.0
         objects = [_voc(each, path.name, first, faults) for each in root.iter("object")]
         name, folder = root.findtext("filename") or "", root.findtext("folder") or ""
         return [Labelled(Path(name), objects, size, folder=folder)]
@@ -121,8 +123,6 @@ def _voc(each: ElementTree.Element, where: str, first: float, faults: CocoFaults
     if box is None:
         raise ValueError(f"an object of {name!r} has neither bndbox nor polygon")
     texts = [box.findtext(side) or "nan" for side in ("xmin", "ymin", "xmax", "ymax")]
-    # Shares of pixels, as CVAT's, are counted from 0.
-    first = 0.0 if any("." in text for text in texts) else first
     corners = _ordered([*map(float, texts)], f"{where}: a {name!r}", faults)
     # As CVAT exports it.
     attributes = {a.findtext("name"): a.findtext("value") for a in each.iter("attribute")}

@@ -1,6 +1,6 @@
 """Files that other tools write, with the boxes that the tool itself finds in them.
 
-    python -m tests.training.workloads.detection.by_tools            # remakes made_by_tools/NAME.json
+    python -m tests.training.workloads.detection.by_tools     # remakes made_by_tools/NAME.json
 
 Each needs its tool, which no lock has: pip install ultralytics==8.4.190 labelme==6.3.1
 label-studio-sdk==2.0.19 supervision==0.31.2 datumaro==1.13.12 lvis==0.5.3
@@ -247,7 +247,7 @@ def _by_supervision(folder: Path, form: str) -> Boxes:
     return found
 
 
-def _by_datumaro(folder: Path, form: str, rotation: float = 0.0) -> None:
+def _by_datumaro(folder: Path, form: str, rotation: float = 0.0, by: float = 0.0) -> None:
     from datumaro import Bbox, Dataset, DatasetItem
     from datumaro import Image as Media
     from datumaro.components.annotation import RotatedBbox
@@ -257,7 +257,7 @@ def _by_datumaro(folder: Path, form: str, rotation: float = 0.0) -> None:
         boxes = [
             RotatedBbox(x + w / 2, y + h / 2, w, h, rotation, label=kind)
             if rotation
-            else Bbox(x, y, w, h, label=kind)
+            else Bbox(x + by, y + by, w, h, label=kind)
             for x, y, w, h, kind in objects
         ]
         pixels = np.asarray(scene.picture(int(name)))
@@ -315,10 +315,14 @@ def datumaro_cvat_video(folder: Path) -> Boxes:
 
 
 def datumaro_voc(folder: Path) -> Boxes:
-    """VOC as CVAT exports it: shares of pixels, counted from 0."""
-    _by_datumaro(folder, "voc_detection")
+    """VOC as CVAT exports it: counted from 0, which shares of pixels tell."""
+    _by_datumaro(folder, "voc_detection", by=0.25)
     (image,) = {path.parent for path in folder.rglob("*.png")}
-    return _known(f"{image.relative_to(folder).as_posix()}/{{}}.png")
+    known = _known(f"{image.relative_to(folder).as_posix()}/{{}}.png")
+    return {
+        name: [[kind, *(side + 0.25 for side in sides)] for kind, *sides in boxes]
+        for name, boxes in known.items()
+    }
 
 
 def datumaro_kitti(folder: Path) -> Boxes:

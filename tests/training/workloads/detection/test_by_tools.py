@@ -1,6 +1,5 @@
 """What other tools write is read as the tool itself reads it, box by box."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 

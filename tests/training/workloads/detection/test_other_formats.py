@@ -29,6 +29,7 @@ from training.cli.main import main
 assert len(EXPORTS) == 20
 # What the import warns of: a point is not learned; what is not written is derived.
 SAID = {"labelme": ["other-shape"], "coco_with_masks": ["derived-box", "derived-area"]}
+SAID["kitti"] = ["ignored-region"]
 
 
 @pytest.mark.parametrize("write", EXPORTS, ids=lambda write: write.__name__)
@@ -195,6 +196,14 @@ def test_image_sets_of_voc_name_the_splits(tmp_path: Path) -> None:
     assert _splits(tmp_path) == {"train": [0, 2], "validation": [1], "test": [3, 4]}
 
 
+def test_image_sets_without_validation_leave_it_to_the_import(tmp_path: Path) -> None:
+    """As many have of VOC 2007; the image that neither list names is left out."""
+    _voc(tmp_path, {"trainval": "000000\n000001\n000002\n", "test": "000003\n000004\n"})
+    assert _splits(tmp_path) == {"train": [0, 1, 2], "test": [3, 4]}
+    rules = [finding.rule for finding in scene.checked(tmp_path).report.warnings]
+    assert rules == ["drawn-validation", "unlisted-image"]
+
+
 MISSING: dict[str, tuple[Callable[[Path], object], str]] = {
     "folder": (
         lambda folder: _yolo(folder, "train: images/part1\nval: images/val", FOUR),
@@ -217,7 +226,7 @@ MISSING: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one image for both": (
         lambda folder: _yolo(folder, "train: images\nval: images/part2", FOUR),
-        r"names images/part2/[45]\.png for validation, which is also named for train; name each",
+        r"names images/part2/[45]\.png for validation, which is also named for train",
     ),
 }
 
@@ -229,7 +238,7 @@ def test_fails_for_a_split_whose_images_are_missing_or_another_ones(
     write, message = MISSING[case]
     write(tmp_path)
     with pytest.raises(UserError, match=message):
-        scene.checked(tmp_path)
+        scene.checked(tmp_path).report.refuse()
 
 
 def test_files_of_tensorflow_name_the_splits(tmp_path: Path) -> None:
@@ -256,7 +265,7 @@ def test_folders_of_one_coco_file_name_the_splits(tmp_path: Path) -> None:
     of_wall = validation.boxes[validation.labels == 0].tolist()
     assert of_wall == 2 * [[2.0, 3.0, 40.0, 6.0]]
     path = tmp_path / "annotations.json"
-    path.write_text(json.dumps(content).replace("val/", "test/"))
-    (tmp_path / "images/val").rename(tmp_path / "images/test")
-    with pytest.raises(UserError, match="has no annotations for validation"):
+    path.write_text(json.dumps(content).replace("train/", "test/"))
+    (tmp_path / "images/train").rename(tmp_path / "images/test")
+    with pytest.raises(UserError, match="has no annotations for train"):
         scene.checked(tmp_path)
