@@ -102,12 +102,9 @@ def _root(content: bytes) -> ElementTree.Element:
         return ElementTree.fromstring(content)
     except ValueError:
         declared = re.search(rb"encoding\s*=\s*[\"']([\w.-]+)", content[:200])
-        if declared is None:
-            raise
-        name = declared[1].decode().lower()
+        name = declared[1].decode().lower() if declared else "utf-8"
         # Windows means GBK by GB2312, and GB 18030 includes both.
-        codec = "gb18030" if name in ("gb2312", "gbk") else name
-        return ElementTree.fromstring(content.decode(codec))
+        return ElementTree.fromstring(content.decode("gb18030" if name == "gb2312" else name))
 
 
 def _voc(each: ElementTree.Element, where: str, first: float, faults: CocoFaults) -> Marked:
@@ -118,16 +115,15 @@ def _voc(each: ElementTree.Element, where: str, first: float, faults: CocoFaults
         faults.add("difficult", f"{where} has a {name!r} that is marked as difficult")
     if box is None and polygon is not None:
         xs, ys = ([float(e.text or "nan") for e in polygon.iter() if e.tag[0] == of] for of in "xy")
-        points = [*zip(xs, ys, strict=True)]
-        return Marked(name, _extent(points), is_crowd=is_crowd)
+        return Marked(name, _extent([*zip(xs, ys, strict=True)]), is_crowd=is_crowd)
     if box is None:
         raise ValueError(f"an object of {name!r} has neither bndbox nor polygon")
-    texts = [box.findtext(side) or "nan" for side in ("xmin", "ymin", "xmax", "ymax")]
-    corners = _ordered([*map(float, texts)], f"{where}: a {name!r}", faults)
+    sides = [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
+    left, top, right, bottom = _ordered(sides, f"{where}: a {name!r}", faults)
     # As CVAT exports it.
     attributes = {a.findtext("name"): a.findtext("value") for a in each.iter("attribute")}
     rotation = float(attributes.get("rotation") or 0)
-    left, top, right, bottom = corners  # the last pixel is in the box
+    # The last pixel is in the box.
     return Marked(name, (left - first, top - first, right, bottom), rotation, is_crowd)
 
 
@@ -145,17 +141,15 @@ def _cvat(root: ElementTree.Element, faults: CocoFaults) -> list[Labelled]:
         for frame, marked in _cvat_track(track, faults):
             frames[frame, track.get("subset") or ""].append(marked)
     if frames:
-        task = root.find("meta/task") or root.find("meta/job") or root
-        size = _size(*(task.findtext(f"original_size/{side}") for side in ("width", "height")))
+        size = _size(*(root.findtext(f".//original_size/{side}") for side in ("width", "height")))
         # Frames on which nothing is drawn are the task's too, if they were exported.
         numbers = {frame for frame, _ in frames}
-        first, last = (task.findtext(f"{end}_frame") for end in ("start", "stop"))
-        span = range(int(first or min(numbers)), int(last or max(numbers)) + 1)
-        for key in [*frames, *((n, "") for n in span if n not in numbers)]:
-            name = Path(key[1], f"frame_{key[0]:06}")
-            read.append(
-                Labelled(name, frames.get(key, []), size, key[1], may_lack=key not in frames)
-            )
+        last = int(root.findtext(".//stop_frame") or max(numbers))
+        empty = [(n, "") for n in range(last + 1) if n not in numbers]
+        for frame, subset in [*frames, *empty]:
+            seen = frames.get((frame, subset), [])
+            image = Path(subset, f"frame_{frame:06}")
+            read.append(Labelled(image, seen, size, subset, may_lack=not seen))
     return read
 
 
@@ -172,17 +166,15 @@ def _cvat_track(track: ElementTree.Element, faults: CocoFaults) -> Iterator[tupl
             share = 0.0 if is_outside else (between - before[0]) / (frame - before[0])
             ends = zip(before[1].corners, marked.corners, strict=True)
             left, top, right, bottom = (a + (b - a) * share for a, b in ends)
-            turn = (marked.rotation - before[1].rotation + 180) % 360 - 180
-            rotation = before[1].rotation + turn * share
-            yield between, Marked(marked.name, (left, top, right, bottom), rotation)
+            corners = (left, top, right, bottom)
+            yield between, Marked(marked.name, corners, before[1].rotation)
         before = None if is_outside else (frame, marked)
         if before:
             yield before
 
 
 def _cvat_shape(each: ElementTree.Element, where: str, faults: CocoFaults) -> Marked | None:
-    label, rotation = each.get("label") or "", float(each.get("rotation") or 0)
-    number = each.attrib
+    label, rotation, number = each.get("label") or "", float(each.get("rotation") or 0), each.attrib
     if each.tag == "box":
         left, top, right, bottom = (float(number[side]) for side in ("xtl", "ytl", "xbr", "ybr"))
         return Marked(label, (left, top, right, bottom), rotation)
@@ -212,15 +204,12 @@ def _json(path: Path, faults: CocoFaults) -> Sequence[Labelled]:
     content = json.loads(path.read_bytes())
     if isinstance(content, dict) and "shapes" in content:
         return [_labelme(path, content, faults)]
-    if not isinstance(content, list):
-        return []
-    read: list[Labelled] = []
-    for image in content:
-        if "image" in image and "annotations" in image and "data" not in image:
-            read.append(_create_ml(image))
-        elif isinstance(image, dict) and (labelled := _label_studio(image, faults)):
-            read.append(labelled)
-    return read
+    records = [each for each in content if isinstance(each, dict)] if type(content) is list else ()
+    read = (
+        _create_ml(each) if {"image", "annotations"} <= {*each} else _label_studio(each, faults)
+        for each in records
+    )
+    return [each for each in read if each]
 
 
 def _create_ml(image: Mapping[str, Any]) -> Labelled:
@@ -275,8 +264,7 @@ def _label_studio(task: Mapping[str, Any], faults: CocoFaults) -> Labelled | Non
         if made and not kept:
             return None
         if len(kept) > 1:
-            text = f"task {task.get('id')} has {len(kept)} annotations"
-            faults.add("other-annotations", text)
+            faults.add("other-annotations", f"task {task.get('id')} has {len(kept)} annotations")
         regions = kept[-1]["result"] if kept else []
         texts = task["data"].values()
     places = [text.partition("?d=")[2] or text.partition("?")[0] for text in map(str, texts)]
@@ -336,7 +324,8 @@ def _tensorflow(path: Path, faults: CocoFaults) -> Sequence[Labelled]:
 
 
 def _kitti(path: Path, faults: CocoFaults) -> Sequence[Labelled]:
-    rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    text = path.read_text(encoding="utf-8", errors="replace")  # it may be anything
+    rows = [line.split() for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) not in (15, 16) for row in rows):
         return []
     objects = []

@@ -286,26 +286,21 @@ class _Reader:
             if record.get("not_exhaustive_category_ids"):  # LVIS
                 self.faults.add("not-exhaustive", f"{where} is not exhaustively annotated")
             plain = file.replace("\\", "/")  # as tools on Windows write it
-            is_inside = plain in self.files or self._is_inside(where, file)
-            if _is_outside(plain) and is_inside:
+            if _is_outside(plain) and plain not in self.files:
+                self.faults.add("absolute-path", f"{where} is {file!r}")
+                continue
+            if _is_outside(plain):
                 text = f"{where} is {file!r}, which was found as {self.files[plain]}"
                 self.faults.add("found-elsewhere", text)
             file = self.files.get(plain, plain)
             if file in files:
                 self.faults.add("duplicate-file", f"{where} is {file}, like another image")
-            elif is_inside and (size := self._size(where, record, file)):
+            elif size := self._size(where, record, file):
                 files.add(file)
                 found[number] = CocoImage(number, file, *size)
         if not records:
             self.faults.add("no-images", f"{self.name} has no images")
         return found
-
-    def _is_inside(self, where: str, file: str) -> bool:
-        """Return whether a path is relative and stays in its folder."""
-        if _is_outside(file):
-            self.faults.add("absolute-path", f"{where} is {file!r}")
-            return False
-        return True
 
     def _size(self, where: str, record: Mapping[str, Any], file: str) -> tuple[int, int] | None:
         height, width = (exact_id(record.get(key)) for key in ("height", "width"))
@@ -468,7 +463,7 @@ def find_images(folder: Path, source: Source, files: list[str]) -> tuple[Path, M
     """
     images = NamedImages(folder)
     root = _root_of(folder, source, files, images)
-    lost = [file for file in files if not is_file(root / file)]
+    lost = [file for file in files if _is_outside(file) or not is_file(root / file)]
     is_foreign = 2 * sum(map(_is_outside, files)) > len(files)
     found: dict[str, list[Path]] = {}
     for file in lost:

@@ -29,7 +29,6 @@ from contract.errors import UserError
 from training.durable import DataRefusedError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import (
-    UNDIVIDED,
     Category,
     CocoImage,
     CocoSplit,
@@ -148,11 +147,9 @@ def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]
     """Return for each split its name, the source split and the rows of its images."""
     first, *others = checked.splits
     given = [(split.name, split, list(range(len(split)))) for split in checked.splits]
-    held_out = {name for name in _HELD_OUT_SHARES if name not in {s.name for s in others}}
-    if first.name != UNDIVIDED and "validation" not in held_out:
+    if "validation" in [name for name, _, _ in given]:
         return given
-    if others:  # test is given, so only validation is drawn
-        held_out = {"validation"}
+    held_out = {"validation"} if others else {*_HELD_OUT_SHARES}  # the other one may be test
     if len(first) < _MIN_COUNT:
         raise DataRefusedError(
             f"{len(first)} images without splits are too few to divide; provide at least "

@@ -14,8 +14,9 @@ import re
 import struct
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,11 +139,8 @@ def is_visible(name: str) -> bool:
 
 def visible_files(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted, without hidden ones and a Mac's own."""
-    found = []
-    for path in sorted(folder.rglob("*")):
-        if all(map(is_visible, path.relative_to(folder).parts)):
-            found.append(path)
-    return found
+    paths = sorted(folder.rglob("*"))
+    return [path for path in paths if all(map(is_visible, path.relative_to(folder).parts))]
 
 
 def is_file(path: Path) -> bool:
@@ -207,5 +205,4 @@ def composed(name: str) -> str:
 
 def _same(one: Sequence[str], other: Sequence[str]) -> int:
     """Count the equal parts with which both begin."""
-    pairs: Iterator[tuple[str, str]] = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return len([*takewhile(bool, map(eq, one, other))])

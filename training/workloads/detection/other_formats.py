@@ -251,11 +251,8 @@ def convert(folder: Path, faults: CocoFaults) -> dict[str, dict[str, Any]] | Non
     if not any(each.objects for each in found):  # a list of names alone does not make it YOLO's
         others = list(_by_file(folder, images, faults))
         names, found = ([], others) if others else (names, found)
-    if not found and not names:
-        _note_nameless(folder, faults)
-    elif not found:
-        faults.add("no-images", f"{folder} names the classes {', '.join(names):.60}, but no images")
     if not found:
+        _note_reason(folder, names, faults)
         return None
     kinds = names or sorted({mark.name for of in found for mark in of.objects})
     named = named_splits(folder, images.paths, described or {}, faults)
@@ -270,9 +267,11 @@ def convert(folder: Path, faults: CocoFaults) -> dict[str, dict[str, Any]] | Non
     return {split: _as_coco(folder, of, kinds) for split, of in splits.items()}
 
 
-def _note_nameless(folder: Path, faults: CocoFaults) -> None:
-    """Note YOLO's rows, which nothing can be read from if nothing names their classes."""
-    for name, path in _texts(folder).items():
+def _note_reason(folder: Path, names: Sequence[str], faults: CocoFaults) -> None:
+    """Note why nothing can be read from YOLO's rows: no images, or no names of their classes."""
+    if names:
+        faults.add("no-images", f"{folder} names the classes {', '.join(names):.60}, but no images")
+    for name, path in {}.items() if names else _texts(folder).items():
         rows = [line.split() for line in lines(path)]
         if rows and all(len(row) > 4 and re.fullmatch(r"\d+", row[0]) for row in rows):
             faults.add(
