@@ -373,8 +373,8 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
     if not found and (converted := convert(folder, reasons)):
         found = [Source(split or UNDIVIDED, folder, of) for split, of in converted.items()]
     if not found:
-        inside = [path for path in folder.iterdir() if is_visible(path.name)]
-        if len(inside) == 1 and inside[0].is_dir():
+        inside = [path for path in folder.iterdir() if is_visible(path.name) and path.is_dir()]
+        if len(inside) == 1:
             return find_sources(inside[0], faults)
     faults.include(reasons)
     if found or every:

@@ -99,7 +99,7 @@ def examine(path: Path) -> tuple[str, StoredSize | None, list[ImageFault]]:
     except UnidentifiedImageError:
         text = "is not an image that Pillow can read"
         if content[4:8] == b"ftyp" and content[8:12] in _HEIC:
-            text = "is HEIC, Apple's format, whatever its name says; save it as JPEG"
+            text = "is HEIC, Apple's format, which Pillow cannot read"
         return digest, None, [ImageFault("unreadable-image", text)]
     except _DAMAGED as error:
         return digest, None, [ImageFault("unreadable-image", f"cannot be decoded: {error}")]

@@ -195,7 +195,7 @@ fault("missing-file", "train (and 11 more); copy the images there")(
 fault("unreadable-image", "train: 3.png is not an image that Pillow can read; replace the file")(
     file("3.png", b"<html>404</html>")
 )
-fault("unreadable-image", "train: 3.png is HEIC, Apple's format, whatever its name says; save")(
+fault("unreadable-image", "train: 3.png is HEIC, Apple's format, which Pillow cannot read; rep")(
     file("3.png", bytes.fromhex("000000186674797068656963") + bytes(200))
 )
 fault("unreadable-image", "train: 3.png cannot be decoded: ")(
