@@ -148,8 +148,8 @@ def _cvat(root: ElementTree.Element, faults: CocoFaults) -> list[Labelled]:
         empty = [(n, "") for n in range(last + 1) if n not in numbers]
         for frame, subset in [*frames, *empty]:
             seen = frames.get((frame, subset), [])
-            image = Path(subset, f"frame_{frame:06}")
-            read.append(Labelled(image, seen, size, subset, may_lack=not seen))
+            named = Path(subset, f"frame_{frame:06}")
+            read.append(Labelled(named, seen, size, subset, may_lack=not seen))
     return read
 
 
