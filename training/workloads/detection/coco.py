@@ -389,7 +389,7 @@ def _by_split(
 ) -> list[Source]:
     """Return one source for each split; note the files of `every` that are left out."""
     if any(source.split != UNDIVIDED for source in found):
-        found = [source for source in found if source.split != UNDIVIDED or source.content]
+        found = [source for source in found if source.split != UNDIVIDED]
     for source in every:
         if source not in found:
             why = "names no split" if source.split == UNDIVIDED else "has none of COCO's lists"

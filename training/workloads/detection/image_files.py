@@ -194,8 +194,9 @@ class NamedImages:
             shared = _same(own[:-1], around) + _same(own[-2::-1], around[::-1])
             return _same(own[::-1], parts[::-1]), own == parts, shared, hint in own[-2:-1]
 
-        best = max(map(nearness, called), default=None)
-        return [path for path in called if nearness(path) == best]
+        scored = [(nearness(path), path) for path in called]
+        best = max((score for score, _ in scored), default=None)
+        return [path for score, path in scored if score == best]
 
 
 def composed(name: str) -> str:

@@ -169,6 +169,16 @@ def test_what_holds_nothing_out_is_divided_by_the_import(
     assert _splits(tmp_path) == {"all": [0, 1, 2, 3, 4, 5]}
 
 
+def test_what_is_in_no_split_beside_others_is_left_out_and_named(tmp_path: Path) -> None:
+    for name, number in (("train/a", 0), ("val/b", 1), ("c", 2)):
+        save(tmp_path / f"{name}.png", number)
+        put(tmp_path / f"{name}.xml", voc_xml(f"{Path(name).name}.png"))
+    checked = scene.checked(tmp_path)
+    assert [split.name for split in checked.splits] == ["train", "validation"]
+    (finding,) = checked.report.findings
+    assert finding.message == "c.png is in no annotation file; it is not used"
+
+
 def test_lists_name_images_whose_files_have_the_same_name(tmp_path: Path) -> None:
     _yolo(tmp_path, "", {f"{site}/images": range(1) for site in "abc"})
     save(tmp_path / "b/images/0.png", 1)
