@@ -172,7 +172,7 @@ def _linked_as_saved(manifest: FolderManifest, listing: Listing, equal: Iterable
 
 def _to_link(manifest: FolderManifest, kept: set[str]) -> dict[str, str]:
     """Return the paths to be made hard links, each with the one that is there or is fetched."""
-    found = {}
+    found: dict[str, str] = {}
     for group in manifest.hard_links:
         first = next((path for path in group if path in kept), group[0])
         found |= {path: first for path in group if path != first and path not in kept}
