@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from training.durable.report.progress import FileProgressBar, ProgressBar, configure_logging
     from training.durable.report.receipt import RunResult, fail_run
     from training.durable.save.snapshots.quiet import QuietTime
-    from training.durable.save.snapshots.snapshot import export_snapshot
+    from training.durable.save.snapshots.restore import export_snapshot
     from training.durable.save.tensors.checkpointer import Checkpointer
     from training.durable.save.tensors.memory import data_bytes, free_bytes, page_lock, used_bytes
     from training.durable.save.tensors.policy import CheckpointPolicy
