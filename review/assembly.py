@@ -43,6 +43,7 @@ class StackSide:
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
     image: str = ""  # of a deployed stack
+    drift: str = ""  # how what is deployed differs from its template
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -68,6 +69,7 @@ class Side:
     stacks: Mapping[str, StackSide]
     region: str = PRICE_REGION  # whose prices count
     others: Mapping[str, str | None] = field(default_factory=dict)  # descriptions of other stacks
+    is_deployed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +128,8 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         shown = [line for line in lines if not re.match(r"npm warn|.*Subprocess exited", line)]
         errors = [line for line in shown if line.startswith("ERROR")]
+        # The last line of a traceback says it; the frames above it are ours or CDK's.
+        errors = errors or [line for line in shown if re.match(r"\w+(Error|Exception): ", line)]
         raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(errors or shown[-8:]))
 
 

@@ -1,27 +1,33 @@
 """The resources CloudFormation would add, change, replace or remove, by AWS's resource schemas."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from embedded_aws import create_only_values, is_disputed, references, replacing_paths
 from review.assembly import Side, StackSide
-from review.spelling import leaves, path_of
+from review.spelling import leaves, path_of, spell
 
 Action = Literal["added", "changed", "may be replaced", "replaced", "removed"]
+Kind = Literal[
+    "drift", "loss", "boot", "weakened", "refused", "data", "security", "run", "alarm", "stack",
+    "resource", "cost",
+]  # fmt: skip
 _DISPUTED = "; AWS's documents disagree on whether that replaces it"
 _EMPTY = StackSide(template={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Objection:
-    """One thing a deploy would lose or CloudFormation would refuse, and what to do instead."""
+class Effect:
+    """One thing that a deploy does: a row of the comment, and what its headline counts."""
 
-    stack: str
-    path: str
+    kind: Kind
     what: str
-    instead: str
-    accept: str = ""  # the name that accepts it, if it can be accepted
+    stack: str = ""
+    path: str = ""
+    action: str = ""  # of a resource's change or of a permission's
+    instead: str = ""
+    accept: str = ""  # the name without which the review fails, if it can be accepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +51,15 @@ class Change:
     def new_properties(self) -> Mapping[str, Any]:
         return (self.new or {}).get("Properties") or {}
 
-    def objection(self, what: str, instead: str, accept: str = "") -> Objection:
-        """Return an objection to this change."""
-        return Objection(
-            stack=self.stack, path=self.path, what=what, instead=instead, accept=accept
+    def effect(self, kind: Kind, what: str, instead: str = "", accept: str = "") -> Effect:
+        """Return an effect of this change."""
+        return Effect(
+            kind=kind,
+            stack=self.stack,
+            path=self.path,
+            what=what,
+            instead=instead,
+            accept=accept,
         )
 
     def differences(self) -> list[tuple[str, Any, Any]]:
@@ -66,8 +77,33 @@ def find_changes(base: Side, head: Side) -> list[Change]:
     return [
         change
         for name in sorted(head.stacks)
-        for change in _stack_changes(name, base.stacks.get(name, _EMPTY), head.stacks[name])
+        for old, new in [(base.stacks.get(name, _EMPTY), head.stacks[name])]
+        for change in (*_stack_changes(name, old, new), *_template_changes(name, old, new))
     ]
+
+
+def _template_changes(stack: str, base: StackSide, head: StackSide) -> Iterator[Change]:
+    """Yield what differs of a deployed stack besides its resources; plain outputs only inform."""
+    for (name, old), new in zip(_outside(base).items(), _outside(head).values(), strict=True):
+        if old != new and base is not _EMPTY:
+            yield Change(
+                stack=stack,
+                logical_id="",
+                path=f"({name})",
+                type=name,
+                action="changed",
+                old={"Properties": old},
+                new={"Properties": new},
+            )
+
+
+def _outside(side: StackSide) -> dict[str, dict[str, Any]]:
+    template = side.template
+    outputs = (template.get("Outputs") or {}).values()
+    exports = {spell(each["Export"]["Name"]): each["Value"] for each in outputs if "Export" in each}
+    settings = {"Description": template.get("Description"), "is_protected": side.is_protected}
+    rest = {name: template.get(name) or {} for name in ("Parameters", "Conditions", "Mappings")}
+    return {"exports": exports, "stack": settings, "template": rest}
 
 
 def _stack_changes(stack: str, base: StackSide, head: StackSide) -> list[Change]:

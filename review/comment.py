@@ -1,14 +1,14 @@
 """The Markdown comment: what a reviewer must know first, then the CLI's diff, folded."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from review.assembly import StackSide
-from review.changes import Change
+from review.changes import Change, Effect, Kind
 from review.costs import LEFT_OUT
 from review.run_effects import read_run_env
 from review.spelling import short
-from review.verdict import Review
+from review.verdict import Review, headline
 
 # GitHub's limit for a comment; the workflow finds its own comment by the marker.
 MAX_CHARACTERS = 65_536
@@ -16,6 +16,12 @@ MARKER = "<!-- training-stack review -->"
 # The workflow adds a line on the tests and one on credentials that failed.
 _RESERVED_FOR_THE_WORKFLOW = 300
 _MAX_ROWS = 60
+_OBJECTIONS: Mapping[str, Kind] = {
+    "Data loss": "loss",
+    "No machine boots": "boot",
+    "Protections lost": "weakened",
+    "A deploy would fail": "refused",
+}
 # Shown elsewhere in the comment, or noise in a table.
 _NOT_IN_TABLE = re.compile(
     r"UserData|PolicyDocument|KeyPolicy|TagSpecifications|(^|\.)Tags\.|\.Overrides\.|DashboardBody"
@@ -39,20 +45,17 @@ def write_refusal(reason: str) -> str:
 
 def _top(review: Review) -> Iterable[str]:
     yield MARKER
-    yield f"## What this change does to what is deployed\n\n{_summary(review)}\n"
+    yield f"## What this change does to what is deployed\n\n{headline(review.effects)}\n"
     yield f"`{review.head}` against `{review.base}`.\n"
-    yield from (f"- {note}" for note in review.notes)
-    for head, found in (
-        ("Data loss", review.losses),
-        ("Protections lost", review.weakened),
-        ("A deploy would fail", review.refusals),
-    ):
-        if found:
+    yield from (f"> **{each.stack} has drifted**: {each.what}\n" for each in review.of("drift"))
+    yield from (f"- {each}" for each in [*_texts(review, "stack"), *review.notes])
+    for head, kind in _OBJECTIONS.items():
+        if found := review.of(kind):
             yield f"\n### {head}\n"
-        for each in found:
-            where = _code(f"{each.stack}/{each.path}")
-            accept = f" To accept it: `--accept {each.accept}`." if each.accept else ""
-            yield f"- **{where}**: {each.what}. Instead: {each.instead}.{accept}"
+            yield from _objections(found)
+    if found := _texts(review, "data"):
+        yield "\n### What keeps data\n"
+        yield from (f"- {text}" for text in found)
     if review.destructive:
         yield "\n### Replaced and removed\n"
         yield from _table(
@@ -62,19 +65,28 @@ def _top(review: Review) -> Iterable[str]:
                 for each in review.destructive
             ),
         )
-    if review.security:
+    if security := review.of("security"):
         yield "\n### Security\n"
         yield from _table(
-            ("", "resource", "what"),
+            ("", "resource", "what", ""),
             (
-                (each.effect, _code(f"{each.stack}/{each.path}"), _code(each.what))
-                for each in review.security
+                (
+                    each.action,
+                    _code(f"{each.stack}/{each.path}"),
+                    _code(each.what),
+                    f"`--accept {each.accept}` accepts it" if each.accept else "",
+                )
+                for each in security
             ),
         )
     yield "\n### A run in progress\n"
-    yield from (f"- {sentence}" for sentence in review.run_effects)
-    if not review.run_effects:
-        yield "Not affected: no fleet, launch template, role or function changes."
+    yield from (f"- {text}" for text in _texts(review, "run"))
+    if not review.of("run"):
+        others = [head for head, kind in _OBJECTIONS.items() if review.of(kind)]
+        yield f"See {', '.join(others)}." if others else "Not affected."
+    if found := _texts(review, "alarm"):
+        yield "\n### Alarms\n"
+        yield from (f"- {text}" for text in found)
     yield from _costs(review)
     rows = list(_difference_rows(review.changes))
     if rows:
@@ -82,25 +94,19 @@ def _top(review: Review) -> Iterable[str]:
         yield from _table(("resource", "property", "before", "after"), rows)
 
 
-def _summary(review: Review) -> str:
-    if not review.changes:
-        return "**Nothing changes**: both sides synthesize to the same resources."
-    widens = sum(each.effect == "widens" for each in review.security)
-    counted = {
-        "added": "added", "changed": "changed in place", "may be replaced": "possibly replaced",
-        "replaced": "replaced", "removed": "removed",
-    }  # fmt: skip
-    parts = [
-        f"{number} {words}"
-        for action, words in counted.items()
-        if (number := sum(change.action == action for change in review.changes))
-    ]
-    verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
-    security = f" Permissions and protections changed: {len(review.security)}; widened: {widens}."
-    weakened = f" **Protections lost: {len(review.weakened)}.**" if review.weakened else ""
-    refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
-    summary = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
-    return summary + weakened + refused
+def _texts(review: Review, kind: Kind) -> list[str]:
+    return [each.what for each in review.of(kind)]
+
+
+def _objections(found: Sequence[Effect]) -> Iterable[str]:
+    """Yield one item for each thing said, with all resources of which it is said."""
+    where: dict[tuple[str, str, str], list[str]] = {}
+    for each in found:
+        key = (each.what, each.instead, each.accept)
+        where.setdefault(key, []).append(_code(f"{each.stack}/{each.path}"))
+    for (what, instead, accept), paths in where.items():
+        consent = f" To accept it: `--accept {accept}`." if accept else ""
+        yield f"- **{', '.join(paths)}**: {what}. Instead: {instead}.{consent}"
 
 
 def _costs(review: Review) -> Iterable[str]:

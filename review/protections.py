@@ -1,64 +1,176 @@
-"""The protections a deploy would remove: alarms, the Guard, its clock, IMDSv2, closed buckets.
+"""The protections a deploy would remove: alarms, the Guard and what calls it, IMDSv2, closed doors.
 
 Each has a name; one that is not accepted by name (--accept NAME) makes the review fail.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from embedded_aws import references
 from review.assembly import Side
-from review.changes import Change, Objection
-from review.security import permissions, sentences
-from review.spelling import spell
+from review.changes import Change, Effect
+from review.run_effects import has_deadline
+from review.security import DOCUMENTS, permissions, sentences
+from review.spelling import short, spell
 
-PROTECTIONS = ("alarms", "guard", "imdsv1", "public")
+PROTECTIONS = (
+    *("alarms", "guard", "imdsv1", "public", "permissions", "encryption", "retention", "boot"),
+)
 # The name for --accept, the wording, and the property without which it does nothing.
 _WATCHERS = {
     "AWS::CloudWatch::Alarm": ("alarms", "the alarm", "AlarmActions"),
-    "AWS::Events::Rule": ("guard", "the clock that calls the Guard", "Targets"),
     "AWS::Lambda::Function": ("guard", "the function that stops a run", "Code"),
 }
+# What a rule calls or fills, by the type of its target.
+_RULES = {
+    "AWS::Lambda::Function": ("guard", "calls the Guard"),
+    "AWS::SNS::Topic": ("alarms", "sends mail"),
+    "AWS::Logs::LogGroup": ("retention", "keeps the record"),
+}
+_MINUTES = {"minute": 1.0, "hour": 60.0, "day": 1440.0}
 # S3 does not call a statement public if it fixes the value of one of these: docs.aws.amazon.com/
 # AmazonS3/latest/userguide/access-control-block-public-access.html, "The meaning of public".
 _NARROWING = re.compile(
-    "aws:(PrincipalOrgID|PrincipalOrgPaths|PrincipalArn|PrincipalAccount|SourceIp|SourceArn|"
+    "kms:CallerAccount|aws:(PrincipalOrgID|PrincipalOrgPaths|PrincipalArn|PrincipalAccount|SourceIp|SourceArn|"
     "SourceVpce?|SourceOwner|SourceAccount|userid)|s3:DataAccessPoint(Arn|Account)",
     re.IGNORECASE,
 )
+# What lets requests in without a policy document: rules, by their list's name, or the resource.
+_DOORS = {
+    "AWS::EC2::SecurityGroup": ("SecurityGroupIngress",),
+    "AWS::EC2::SecurityGroupIngress": ("CidrIp", "CidrIpv6"),
+    "AWS::Lambda::Url": ("AuthType",),
+    "AWS::Lambda::Permission": ("Principal",),
+}
+_ANYONE = re.compile(r'"(\*|NONE|(0\.0\.0\.0|::)/0)"')
 _BLOCKS = "PublicAccessBlockConfiguration"
 
 
-def find_weakened(head: Side, changes: Sequence[Change]) -> list[Objection]:
+def find_weakened(base: Side, head: Side, changes: Sequence[Change]) -> list[Effect]:
     """List the protections that a deploy takes away, each with the name that accepts it."""
     return [
         each
         for change in changes
-        for each in (*_idle(change, changes), *_unheard(change, head), *_open(change, head))
+        for each in (
+            *_idle(change, changes, base),
+            *_deaf(change, base, head),
+            *_unheard(change, head),
+            *_open(change, head),
+        )
     ]
 
 
-def _idle(change: Change, changes: Sequence[Change]) -> Iterator[Objection]:
-    """Find alarms, clocks and functions that no longer do anything."""
-    name, what, acts = _WATCHERS.get(change.type, ("", "", ""))
+def find_held_back(head: Side, changes: Sequence[Change], rows: Sequence[Effect]) -> list[Effect]:
+    """List what the Guard, the alarms or a run may no longer do, of the security's rows."""
+    found = []
+    for row in rows:
+        change = next(each for each in changes if (each.stack, each.path) == (row.stack, row.path))
+        stack = head.stacks[row.stack]
+        holders = {change.logical_id} & stack.resources.keys() | {
+            name
+            for key in ("Roles", "FunctionName", "Topics")
+            for name, _ in references(change.old_properties.get(key))
+            if name in stack.resources
+        }
+        functions = stack.of_type("AWS::Lambda::Function")
+        roles = {name for each in functions for name, _ in references(each.get("Role"))}
+        if row.action != "narrows" or not row.what.startswith(("−", "+ Deny")) or not holders:
+            continue
+        if change.type == "AWS::Lambda::Permission" or holders & roles:
+            what = f"the Guard may do less: {row.what}"
+            found.append(change.effect("weakened", what, "keep what it uses", "guard"))
+        elif change.type == "AWS::SNS::TopicPolicy":
+            what = f"the topic takes less: {row.what}"
+            found.append(change.effect("weakened", what, "keep who sends", "alarms"))
+        else:
+            what = f"**{row.path} allows less** ({row.what}): what needs it fails at once."
+            found.append(change.effect("run", what))
+    return found
+
+
+def _watcher(change: Change, base: Side) -> tuple[str, str, str]:
+    if change.type != "AWS::Events::Rule":
+        return _WATCHERS.get(change.type, ("", "", ""))
+    text, resources = json.dumps(change.old_properties), base.stacks[change.stack].resources
+    named = [name for name, _ in references(change.old_properties.get("Targets"))]
+    # A log group is a target by its name.
+    types = {resources[each]["Type"] for each in named if each in resources}
+    types |= {"AWS::Logs::LogGroup"} if ":log-group:" in text else set()
+    accept, does = next((_RULES[each] for each in sorted(types) if each in _RULES), ("", ""))
+    what = "the clock" if "ScheduleExpression" in change.old_properties else "the rule"
+    return accept, f"{what} that {does}", "Targets"
+
+
+def _idle(change: Change, changes: Sequence[Change], base: Side) -> Iterator[Effect]:
+    """Find alarms, rules and functions that no longer do anything, or are cut off."""
+    if change.old is None or not (watcher := _watcher(change, base))[0]:
+        return
+    name, what, acts = watcher
     old, new = change.old_properties, change.new_properties
-    if not _works(acts, old) or (acts == "Targets" and "ScheduleExpression" not in old):
+    if not _works(acts, old):
         return
     how = f"has no {acts}" if new and not new.get(acts) else "is disabled" if new else "is removed"
     # The same handler, or the same properties, may do the job under another logical id.
     same = ["Handler"] if "Handler" in old else [key for key in old if "Description" not in key]
-    if not _works(acts, new) and not any(
+    if _works(acts, new):
+        for key in ("Timeout", "MemorySize"):
+            if "Handler" in old and (after := new.get(key, 0)) < (before := old.get(key, 0)):
+                how = f"gets a {key} of {after}, no longer {before}: a call may be cut off half-way"
+                yield change.effect("weakened", f"{what} {how}", f"keep {before}", name)
+        if old.get("TreatMissingData") == "breaching" != new.get("TreatMissingData"):
+            how = "no longer fires where nothing reports at all"
+            yield change.effect("weakened", f"{what} {how}", "keep it breaching", name)
+    elif not any(
         each.action == "added"
         and each.type == change.type
         and all(old[key] == each.new_properties.get(key) for key in same)
         for each in changes
     ):
-        yield change.objection(f"{what} {how}", "keep it: a run may burn money unnoticed", name)
+        instead = "keep it: a run may burn money unnoticed"
+        yield change.effect("weakened", f"{what} {how}", instead, name)
 
 
-def _unheard(change: Change, head: Side) -> Iterator[Objection]:
+def _deaf(change: Change, base: Side, head: Side) -> Iterator[Effect]:
+    """Find a rule that no longer matches what it did, and a clock that goes slower."""
+    old, new = change.old_properties, change.new_properties
+    if change.type != "AWS::Events::Rule" or not (old and new):
+        return
+    name, what, _ = _watcher(change, base)
+    before, after = (_heard(each.get("EventPattern")) for each in (old, new))
+    lost = [f"{path} {value}" for path, values in before.items()
+            for value in sorted(values - after.get(path, values))]  # fmt: skip
+    lost += [f"events without {path}" for path in sorted(after.keys() - before) if before]
+    if name and (lost or (before and not after)):
+        text = short(lost or "anything")
+        yield change.effect("weakened", f"{what} no longer hears {text}", "keep it", name)
+    was, comes = (each.get("ScheduleExpression", "") for each in (old, new))
+    # With a deadline, the Guard is called more often.
+    eased = has_deadline(base.stacks[change.stack]) > has_deadline(head.stacks[change.stack])
+    if name and was != comes and _minutes(comes) > _minutes(was) and not eased:
+        yield change.effect("weakened", f"{what}: {was} becomes {comes}", f"keep {was}", name)
+
+
+def _heard(pattern: object, path: str = "") -> dict[str, set[str]]:
+    """Return the values that a pattern accepts, by the path of the event's field."""
+    if not isinstance(pattern, Mapping):
+        return {path: {spell(each) for each in pattern}} if isinstance(pattern, list) else {}
+    return {
+        key: values
+        for name, inner in pattern.items()
+        for key, values in _heard(inner, f"{path}.{name}".strip(".")).items()
+    }
+
+
+def _minutes(expression: str) -> float:
+    """Return the time between two calls; a schedule that is no rate counts as the slowest."""
+    found = re.fullmatch(r"rate\((\d+) (minute|hour|day)s?\)", expression)
+    return float(found[1]) * _MINUTES[found[2]] if found else math.inf
+
+
+def _unheard(change: Change, head: Side) -> Iterator[Effect]:
     """Find a topic that lost its last subscriber."""
     topic = change.old_properties.get("TopicArn")
     if change.type != "AWS::SNS::Subscription" or change.action != "removed":
@@ -66,7 +178,8 @@ def _unheard(change: Change, head: Side) -> Iterator[Objection]:
     subscriptions = head.stacks[change.stack].of_type(change.type)
     if not any(each["TopicArn"] == topic for each in subscriptions):
         who = spell(change.old_properties.get("Endpoint", ""))
-        yield change.objection(
+        yield change.effect(
+            "weakened",
             f"{who} no longer gets the alarms, and nobody else does",
             "keep it (alarm.email), or name another address",
             "alarms",
@@ -81,12 +194,13 @@ def _works(acts: str, properties: Mapping[str, Any]) -> bool:
     )
 
 
-def _open(change: Change, head: Side) -> Iterator[Objection]:
+def _open(change: Change, head: Side) -> Iterator[Effect]:
     """Find credentials that a plain request can get, and buckets open to anyone."""
     old, new = change.old_properties, change.new_properties
     if change.type == "AWS::EC2::LaunchTemplate" and new and not _wants_token(new):
         if not old or _wants_token(old):
-            yield change.objection(
+            yield change.effect(
+                "weakened",
                 "the instance metadata, credentials included, is open to IMDSv1",
                 "keep HttpTokens: required",
                 "imdsv1",
@@ -95,14 +209,31 @@ def _open(change: Change, head: Side) -> Iterator[Objection]:
         before, after = ((each.get(_BLOCKS) or {}) for each in (old, new))
         gone = [name for name, value in before.items() if value is True and not after.get(name)]
         if gone:
-            yield change.objection(f"the bucket loses {', '.join(gone)}", "keep it", "public")
-    elif change.type == "AWS::S3::BucketPolicy" and new:
-        public = permissions(_public(new)) - permissions(_public(old))
-        for sentence in sentences(public):
-            what = f"the bucket is open to anyone: {sentence}"
-            if _blocks_policies(change, head):
-                what += " (S3 will refuse it: the bucket blocks public policies)"
-            yield change.objection(what, "name who may use it", "public")
+            yield change.effect(
+                "weakened", f"the bucket loses {', '.join(gone)}", "keep it", "public"
+            )
+    for name in (*DOCUMENTS.get(change.type, ()), *_DOORS.get(change.type, ())):
+        yield from _opened(change, name, head)
+
+
+def _opened(change: Change, name: str, head: Side) -> Iterator[Effect]:
+    """Find what lets anyone in, of a document, a list of rules or a value with this name."""
+    old, new = (each.get(name) for each in (change.old_properties, change.new_properties))
+    if name in DOCUMENTS.get(change.type, ()):
+        found = sentences(permissions(_public(new)) - permissions(_public(old)))
+    else:
+        found = sorted(_doors(name, new) - _doors(name, old))
+    what = {"AWS::S3::BucketPolicy": "bucket"}.get(change.type, change.type.rpartition("::")[2])
+    for sentence in found:
+        how = f"the {what} is open to anyone: {sentence}"
+        if what == "bucket" and _blocks_policies(change, head):
+            how += " (S3 will refuse it: the bucket blocks public policies)"
+        yield change.effect("weakened", how, "name who may use it", "public")
+
+
+def _doors(name: str, given: Any) -> set[str]:
+    rules = given if isinstance(given, list) else [{name: given}]
+    return {spell(each) for each in rules if _ANYONE.search(json.dumps(each))}
 
 
 def _wants_token(template: Mapping[str, Any]) -> bool:
@@ -110,9 +241,9 @@ def _wants_token(template: Mapping[str, Any]) -> bool:
     return (data.get("MetadataOptions") or {}).get("HttpTokens") == "required"
 
 
-def _public(policy: Mapping[str, Any]) -> dict[str, Any]:
+def _public(document: Any) -> dict[str, Any]:
     """Return the document with only the statements that S3 calls public."""
-    document = policy.get("PolicyDocument") or {}
+    document = json.loads(document) if isinstance(document, str) else document or {}
     statements = document.get("Statement") or []
     listed = statements if isinstance(statements, list) else [statements]
     return {"Statement": [each for each in listed if _is_public(each)]}

@@ -8,16 +8,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from review.assembly import Side
-from review.changes import Change
+from review.changes import Change, Effect
 from review.run_effects import read_run_env
 from review.spelling import leaves, short, spell
 
-Effect = Literal["widens", "narrows", "changes"]
 # The properties that contain policy documents, by resource type.
-_DOCUMENTS = {
+DOCUMENTS = {
     "AWS::IAM::Policy": ("PolicyDocument",),
     "AWS::IAM::ManagedPolicy": ("PolicyDocument",),
     "AWS::IAM::Role": ("AssumeRolePolicyDocument",),
@@ -68,6 +67,16 @@ _PROTECTIONS = {
     "AWS::KMS::Key": ("EnableKeyRotation",),
     "AWS::EC2::FlowLog": ("TrafficType",),
 }
+_ENCRYPTION = re.compile(r"Encrypt|Kms\w*Key|KMS\w*Key")
+# What actions with these names destroy, or let somebody do who could not.
+_GRAVE = (
+    *("Delete", "Terminate", "Remove", "Purge", "Deregister", "Disable", "ScheduleKeyDeletion"),
+    *("PassRole", "AssumeRole", "Attach", "CreateAccessKey", "CreateGrant", "CreateRole"),
+    *("CreatePolicyVersion", "UpdateAssumeRolePolicy", "UpdateFunctionCode", "SendCommand"),
+    *("PutRolePolicy", "PutUserPolicy", "PutGroupPolicy", "PutBucketPolicy", "PutKeyPolicy"),
+    *("PutLifecycleConfiguration", "PutBucketVersioning", "PutRetentionPolicy", "BypassGovernance"),
+)
+_ANYTHING = re.compile(r"all but |\*$|arn:[^:]*:[^:]*:[^:]*:[^:]*:\*")
 # Resources whose removal or addition matters by itself.
 _PROTECTING = ("AWS::EC2::FlowLog", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
 
@@ -162,34 +171,25 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SecurityChange:
-    """One statement, rule or protection that was added, removed or changed."""
-
-    stack: str
-    path: str
-    effect: Effect
-    what: str
-
-
-def find_security_changes(
-    base: Side, head: Side, changes: Sequence[Change]
-) -> list[SecurityChange]:
+def find_security_changes(changes: Sequence[Change]) -> list[Effect]:
     """List the changes of permissions and protections, widening ones first."""
+    found = [item for change in changes for item in _of(change)]
+    order = {"widens": 0, "changes": 1, "narrows": 2}
+    return sorted(found, key=lambda item: (order[item.action], item.stack, item.path))
+
+
+def without_names(base: Side, head: Side, changes: Sequence[Change]) -> list[Change]:
+    """Return the changes with neutral names, which match a run's resources to the last run's."""
     runs = {}
     for name in {each.stack for each in changes}:
         both = [each.stacks[name] for each in (base, head) if name in each.stacks]
         ids = [read_run_env(each).get("RUN_ID", "") for each in both]
         # If the run id stays the same, it is not neutralized.
         runs[name] = ids if all(ids) and len({*ids}) == 2 else ["", ""]
-    found = [item for change in _renamed(changes, runs) for item in _of(change)]
-    order = {"widens": 0, "changes": 1, "narrows": 2}
-    return sorted(found, key=lambda item: (order[item.effect], item.stack, item.path))
+    return list(_renamed(changes, runs))
 
 
 def _renamed(changes: Sequence[Change], runs: Mapping[str, list[str]]) -> Iterator[Change]:
-    """Yield the changes with neutral names, which match a run's resources to the last run's."""
-
     def place(change: Change) -> tuple[str, str, str]:
         run_id = runs[change.stack][change.action == "added"]
         return change.stack, change.type, _neutral(change.path, run_id)
@@ -221,8 +221,11 @@ def _neutral(text: str, run_id: str, new_ids: Iterable[tuple[str, str]] = ()) ->
     return text
 
 
-def _of(change: Change) -> Iterator[SecurityChange]:
-    for name in _DOCUMENTS.get(change.type, ()):
+def _of(change: Change) -> Iterator[Effect]:
+    # What a stack keeps when it goes stays in force.
+    if change.action == "removed" and (change.old or {}).get("DeletionPolicy") == "Retain":
+        return
+    for name in DOCUMENTS.get(change.type, ()):
         old, new = (permissions(each.get(name)) for each in _both(change))
         yield from _permission_changes(change, old, new)
     if change.type == "AWS::IAM::Role":
@@ -239,11 +242,13 @@ def _of(change: Change) -> Iterator[SecurityChange]:
                 name in path.split(".") for name in _PROTECTIONS.get(change.type, ())
             ):
                 what = f"{path}: {short(before)} → {short(after)}"
-                yield _security_change(change, "changes", what)
+                is_plain = bool(_ENCRYPTION.search(path) and before) and not after
+                action = "widens" if is_plain else "changes"
+                yield _row(change, action, what, "encryption" if is_plain else "")
     if change.type in _PROTECTING and change.action in ("added", "removed"):
         name = change.type.rpartition("::")[2]
-        effect: Effect = "narrows" if change.action == "added" else "widens"
-        yield _security_change(change, effect, f"the {name} is {change.action}")
+        action = "narrows" if change.action == "added" else "widens"
+        yield _row(change, action, f"the {name} is {change.action}")
 
 
 def _device_goes(path: str, change: Change) -> bool:
@@ -265,24 +270,43 @@ def _inline(role: Mapping[str, Any]) -> set[Permission]:
 
 def _permission_changes(
     change: Change, old: set[Permission], new: set[Permission]
-) -> Iterator[SecurityChange]:
+) -> Iterator[Effect]:
     for sign, found in (("−", old - new), ("+", new - old)):
-        for sentence in sentences(found):
-            # Removing a denial widens access, like adding a permission.
-            is_wider = (sign == "+") != sentence.startswith("Deny")
-            effect: Effect = "widens" if is_wider else "narrows"
-            yield _security_change(change, effect, f"{sign} {sentence}")
+        for is_grave in (True, False):
+            for sentence in sentences(each for each in found if _is_grave(each, sign) == is_grave):
+                # Removing a denial widens access, like adding a permission.
+                is_wider = (sign == "+") != sentence.startswith("Deny")
+                action, accept = "widens" if is_wider else "narrows", "permissions" * is_grave
+                yield _row(change, action, f"{sign} {sentence}", accept)
+
+
+def _is_grave(permission: Permission, sign: str) -> bool:
+    """Whether a permission to come, or a denial to go, destroys, empowers or names anything."""
+    if permission.effect == "Deny" or sign == "−":
+        return permission.effect == "Deny" and sign == "−"
+    head, star, _ = permission.action.rpartition(":")[2].partition("*")
+    is_named = any(head.startswith(verb) or (star and verb.startswith(head)) for verb in _GRAVE)
+    resource = re.sub(r"\$\{[^}]*\}", "", permission.resource)
+    # In the policy of a resource, a star is the resource itself; lists take no resource.
+    is_any = not permission.principal and not head.startswith(("Describe", "List"))
+    return (
+        is_named
+        or permission.action.startswith("all but ")
+        or (is_any and bool(_ANYTHING.match(resource)))
+    )
 
 
 def _grant_changes(
     change: Change, name: str, before: Sequence[Any], after: Sequence[Any]
-) -> Iterator[SecurityChange]:
+) -> Iterator[Effect]:
     old, new = ({spell(item) for item in items} for items in (before, after))
     for item in sorted(old - new):
-        yield _security_change(change, "narrows", f"− {name}: {item}")
+        yield _row(change, "narrows", f"− {name}: {item}")
     for item in sorted(new - old):
-        yield _security_change(change, "widens", f"+ {name}: {item}")
+        # No template shows what a managed policy allows.
+        accept = "permissions" if name in ("ManagedPolicyArns", "AccessKey") else ""
+        yield _row(change, "widens", f"+ {name}: {item}", accept)
 
 
-def _security_change(change: Change, effect: Effect, what: str) -> SecurityChange:
-    return SecurityChange(stack=change.stack, path=change.path, effect=effect, what=what)
+def _row(change: Change, action: str, what: str, accept: str = "") -> Effect:
+    return replace(change.effect("security", what, accept=accept), action=action)

@@ -1,21 +1,54 @@
 """The review of one change, built from two sides and the CLI's diffs, and when it fails."""
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from contract.stack_names import other_prefixes
 from review.assembly import CdkDiff, Side
-from review.changes import Change, Objection, find_changes
+from review.boot import find_unbootable
+from review.changes import Change, Effect, Kind, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
 from review.objections import STATEFUL, find_losses, find_refusals
-from review.protections import find_weakened
+from review.protections import find_held_back, find_weakened
 from review.run_effects import find_run_effects, image_notes
-from review.security import SecurityChange, find_security_changes
+from review.security import find_security_changes, without_names
+from review.spelling import short
 
 FailOn = Literal["data-loss", "destructive", "never"]
 _FACTS = ("stack", "logical_id", "path", "type", "action", "why")
+# What the headline says of each kind of effect, in its order.
+_COUNTED: dict[Kind, str] = {
+    "drift": "**Stacks that have drifted: {}.**",
+    "loss": "**Data loss: {}.**",
+    "boot": "**Machines that could not boot: {}.**",
+    "weakened": "**Protections lost: {}.**",
+    "refused": "**A deploy would fail: {}.**",
+    "data": "Settings of what keeps data: {}.",
+    "run": "Effects on a run in progress: {}.",
+    "alarm": "Alarms changed: {}.",
+    "stack": "Stacks added or gone: {}.",
+    "cost": "Costs or times that change: {}.",
+}
+_ACTIONS = {
+    "added": "added", "changed": "changed in place", "may be replaced": "possibly replaced",
+    "replaced": "replaced", "removed": "removed",
+}  # fmt: skip
+# What a resource serves, by the beginning of its type; what keeps data is in STATEFUL.
+_SERVED: dict[str, Kind] = {
+    **dict.fromkeys(("AWS::CloudWatch", "AWS::SNS"), "alarm"),
+    **dict.fromkeys(("AWS::EC2", "AWS::AutoScaling", "AWS::IAM", "AWS::SSM"), "run"),
+    **dict.fromkeys(("AWS::Lambda", "AWS::Events", "exports", "template"), "run"),
+}
+# Properties whose effects have sentences of their own, and the wording of people.
+_TOLD = re.compile(
+    r"Policy(Document)?(\.|$)|UserData|Overrides|ImageId|Code\.|DashboardBody|Description|Tag|"
+    r"TargetCapacity|LaunchTemplateSpecification|^Value$|is_protected|Variables\.(FORECAST|MAX_|"
+    r"DEADLINE|HEARTBEAT|\w*USD_PER_HOUR|CALL_EVERY)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +59,20 @@ class Review:
     head: str
     notes: Sequence[str]
     changes: Sequence[Change]
-    losses: Sequence[Objection]
-    refusals: Sequence[Objection]
-    weakened: Sequence[Objection]
-    security: Sequence[SecurityChange]
-    run_effects: Sequence[str]
+    effects: Sequence[Effect]
     costs: Sequence[CostRow]
     prices: str  # their region, basis and date
     warnings: Sequence[str]
     diffs: Sequence[CdkDiff]
+
+    def of(self, *kinds: Kind) -> list[Effect]:
+        """Return the effects of some kinds."""
+        return [each for each in self.effects if each.kind in kinds]
+
+    @property
+    def run_effects(self) -> list[str]:
+        """The sentences about a run in progress, the most important first."""
+        return [each.what for each in self.of("run")]
 
     @property
     def destructive(self) -> list[Change]:
@@ -43,52 +81,136 @@ class Review:
         return [change for change in self.changes if change.action not in kept]
 
     def exit_code(self, fail_on: FailOn, accepted: Sequence[str] = ()) -> int:
-        """Return 1 if the change does what `fail_on` names or loses an unaccepted protection."""
+        """Return 1 if the change does what `fail_on` names or what nobody has accepted."""
         if fail_on == "never":
             return 0
-        weakened = [each for each in self.weakened if each.accept not in accepted]
-        return int(bool(self.losses or weakened or (fail_on == "destructive" and self.destructive)))
+        fatal = any(
+            each.accept not in accepted if each.accept else each.kind == "loss"
+            for each in self.effects
+        )
+        return int(fatal or (fail_on == "destructive" and bool(self.destructive)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the CLI's text, for --json."""
+
+        def rows(*kinds: Kind) -> list[dict[str, Any]]:
+            return [dataclasses.asdict(each) for each in self.of(*kinds)]
+
         return {
             "base": self.base,
             "head": self.head,
+            "headline": headline(self.effects),
             "notes": list(self.notes),
-            "data_loss": [dataclasses.asdict(loss) for loss in self.losses],
-            "refused": [dataclasses.asdict(refusal) for refusal in self.refusals],
-            "weakened": [dataclasses.asdict(each) for each in self.weakened],
+            "data_loss": rows("loss"),
+            "refused": rows("refused"),
+            "weakened": rows("weakened", "boot"),
             "changes": [
                 {name: getattr(change, name) for name in _FACTS}
                 | {"properties": [path for path, _, _ in change.differences()]}
                 for change in self.changes
             ],
-            "security": [dataclasses.asdict(each) for each in self.security],
-            "run": list(self.run_effects),
+            "security": rows("security"),
+            "run": self.run_effects,
+            "others": rows("drift", "data", "alarm", "stack"),
             "costs": [dataclasses.asdict(row) for row in self.costs],
             "prices": self.prices,
             "warnings": list(self.warnings),
         }
 
 
+def headline(effects: Sequence[Effect]) -> str:
+    """Say what the effects add up to: of the rows alone, so that it cannot contradict them."""
+    if not effects:
+        return "**Nothing changes**: both sides synthesize to the same resources."
+    number = Counter(each.kind for each in effects)
+    doubt = " found" if number["data"] else ""
+    parts = [] if number["loss"] else [f"No data loss{doubt}."]
+    parts += [text.format(number[kind]) for kind, text in _COUNTED.items() if number[kind]]
+    done = Counter(each.action for each in effects if each.kind == "resource")
+    counts = ", ".join(
+        f"{done[action]} {words}" for action, words in _ACTIONS.items() if done[action]
+    )
+    parts += [f"Resources: {counts}."] if counts else []
+    if number["security"]:
+        widened = sum(each.action == "widens" for each in effects if each.kind == "security")
+        parts.append(
+            f"Permissions and protections changed: {number['security']}; widened: {widened}."
+        )
+    words = sorted({each.accept for each in effects} - {""})
+    return " ".join([*parts, f"**To be accepted: {', '.join(words)}.**" if words else ""]).strip()
+
+
 def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
     """Compile the review; a pure function."""
     changes = _with_cli_replacements(find_changes(base, head), diffs)
+    costs = cost_rows(base, head)
     return Review(
         base=base.name,
         head=head.name,
-        notes=[*_added_and_removed_stacks(base, head), *image_notes(base, head)],
+        notes=list(image_notes(base, head)),
         changes=changes,
-        losses=find_losses(base, head, changes),
-        refusals=find_refusals(base, head, changes),
-        weakened=find_weakened(head, changes),
-        security=find_security_changes(base, head, changes),
-        run_effects=find_run_effects(base, head, changes),
-        costs=cost_rows(base, head),
+        effects=list(_effects(base, head, changes, costs)),
+        costs=costs,
         prices=price_note(base, head),
         warnings=plan_warnings(head),
         diffs=diffs,
     )
+
+
+def _effects(
+    base: Side, head: Side, changes: Sequence[Change], costs: Sequence[CostRow]
+) -> Iterator[Effect]:
+    for name, stack in base.stacks.items():
+        if stack.drift:
+            yield Effect(kind="drift", stack=name, what=stack.drift)
+    yield from (losses := find_losses(base, head, changes))
+    yield from find_unbootable(base, head)
+    yield from find_weakened(base, head, changes)
+    yield from find_refusals(base, head, changes)
+    neutral = without_names(base, head, changes)
+    for row in (security := find_security_changes(neutral)):
+        # A stack that is not deployed yet takes nothing from what is.
+        is_first = base.is_deployed and row.stack not in base.stacks
+        yield dataclasses.replace(row, accept="") if is_first else row
+    yield from (Effect(kind="run", what=each) for each in find_run_effects(base, head, changes))
+    yield from find_held_back(head, neutral, security)
+    yield from _rest(neutral, {(each.stack, each.path) for each in losses})
+    yield from (Effect(kind="stack", what=each) for each in _added_and_removed_stacks(base, head))
+    for change in changes:
+        yield dataclasses.replace(change.effect("resource", change.why), action=change.action)
+    yield from (Effect(kind="cost", what=row.name) for row in costs if row.difference)
+
+
+def _rest(changes: Sequence[Change], lost: set[tuple[str, str]]) -> Iterator[Effect]:
+    """Yield each changed property of what keeps data, trains or watches, if no rule is for it."""
+    for change in changes:
+        kind = "data" if change.type in STATEFUL else _SERVED.get(change.type.rpartition("::")[0])
+        kind = kind or _SERVED.get(change.type)
+        if kind is None or (kind == "data" and (change.stack, change.path) in lost):
+            continue
+        if change.action in ("added", "removed"):
+            if change.type.startswith("AWS::EC2") and "Fleet" not in change.type:
+                yield change.effect(kind, f"{change.path} is {change.action}.")
+            continue
+        found = [each for each in change.differences() if not _TOLD.search(each[0])]
+        if found:
+            verb = _fires(change, found) if kind == "alarm" else "changes"
+            listed = [f"{path} {short(old)} → {short(new)}" for path, old, new in found]
+            more = f" and {len(listed) - 6} more" if listed[6:] else ""
+            yield change.effect(kind, f"{change.path} {verb}: {'; '.join(listed[:6])}{more}.")
+
+
+def _fires(alarm: Change, found: Sequence[tuple[str, Any, Any]]) -> str:
+    """Say whether a changed alarm fires later, sooner or on something else."""
+    numbers = {
+        path: new - old
+        for path, old, new in found
+        if isinstance(old, int | float) and isinstance(new, int | float)
+    }
+    if "Less" in str(alarm.new_properties.get("ComparisonOperator")) and "Threshold" in numbers:
+        numbers["Threshold"] *= -1
+    later = any(each > 0 for each in numbers.values())
+    return "**fires later**" if later else "fires sooner" if numbers else "changes"
 
 
 def _with_cli_replacements(changes: Sequence[Change], diffs: Sequence[CdkDiff]) -> list[Change]:

@@ -60,7 +60,9 @@ def test_a_long_top_is_cut_too(review_of: Callable[..., Review]) -> None:
 
 def test_a_pipe_does_not_break_the_table(base: Side) -> None:
     plan = {"bound_by": "loader | disk <b>", "warnings": ["a | b"]}
-    comment = write_comment(judge(base, changed(base, plan=plan), []))
+    comment = write_comment(
+        judge(changed(base, plan={"bound_by": "GPU"}), changed(base, plan=plan), [])
+    )
     assert "| loader \\| disk &lt;b> |" in comment
     assert "**Warning from the plan:** a \\| b" in comment
 
