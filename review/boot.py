@@ -9,114 +9,87 @@ from typing import Any
 
 from embedded_aws import references
 from review.assembly import Side, StackSide
-from review.changes import Effect
-from review.objections import exports_of, imports_of
+from review.changes import Effect, exports_of, imports_of
 from review.run_effects import read_run_env
-from review.spelling import path_of, spell
+from review.spelling import path_of
 
 _EVERYWHERE = ("0.0.0.0/0", "::/0")
-# Ways out that need no public address, by the property of a route.
+_ANY = {"IpProtocol": "-1", "CidrIp": _EVERYWHERE[0]}
+# Ways out that need no public address.
 _GATEWAYS = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "VpcPeeringConnectionId")
-# Without such a way, a machine needs interface endpoints of these (docs/deploy.md).
-_SERVICES = {"ec2", "monitoring", "ssm", "ssmmessages"}
 _NEEDS = {
     "IamInstanceProfile": "without a role it can read nothing",
     "ImageId": "it has no image",
     "UserData": "nothing starts the training",
 }
-_Missing = Iterator[tuple[str, str]]
 
 
 def find_unbootable(base: Side, head: Side) -> list[Effect]:
     """List what machines of head lack and those of base have, for each training stack."""
-    found = []
-    for name in head.stacks.keys() & base.stacks.keys():
-        had = {why for _, why in _missing(base, name)}
-        for path, why in dict.fromkeys(_missing(head, name)):
-            if had and why in had:
-                continue
-            what = f"a new machine cannot boot: {why}"
-            found.append(
-                Effect(
-                    kind="boot", stack=name, path=path, what=what, instead="keep it", accept="boot"
-                )
-            )
-    return found
+    return [
+        Effect("boot", f"a new machine cannot boot: {why}", "keep it", "boot", name, path)
+        for name in sorted(head.stacks.keys() & base.stacks.keys())
+        for path, why in sorted({*_missing(head, name)} - {*_missing(base, name)})
+    ]
 
 
-def _missing(side: Side, name: str) -> _Missing:
+def _missing(side: Side, name: str) -> Iterator[tuple[str, str]]:
     """Yield what a machine of a stack does not have: where, and why it needs it."""
     stack = side.stacks[name]
     for data in stack.launch_templates:
+        lacks = [why for key, why in _NEEDS.items() if not data.get(key)]
         if (data.get("MetadataOptions") or {}).get("HttpEndpoint") == "disabled":
-            yield "LaunchTemplate", "without HttpEndpoint it has no credentials"
-        yield from (("LaunchTemplate", why) for key, why in _NEEDS.items() if not data.get(key))
+            lacks.append("without HttpEndpoint it has no credentials")
         if not read_run_env(stack):
-            yield "LaunchTemplate", "its boot script writes no run.env"
+            lacks.append("its boot script writes no run.env")
         cards = data.get("NetworkInterfaces") or []
         groups = [data.get("SecurityGroupIds"), *(each.get("Groups") for each in cards)]
-        yield from _shut(stack, {name for name, _ in references(groups)} & stack.resources.keys())
+        named = _named(groups) & stack.resources.keys()
+        rules = stack.of_type("AWS::EC2::SecurityGroupEgress")
+        for group in named:  # one without a list lets everything out
+            rules += stack.resources[group]["Properties"].get("SecurityGroupEgress", [_ANY])
+        if named and not any(map(_lets_https_out, rules)):
+            lacks.append("its security group lets no HTTPS out")
+        yield from (("LaunchTemplate", why) for why in lacks)
         given = {each.get("AssociatePublicIpAddress") for each in cards} - {None}
         for network, subnet in _subnets(side, stack):
-            resources = network.resources
-            properties = resources[subnet].get("Properties") or {}
-            is_public = given == {True} or (not given and properties.get("MapPublicIpOnLaunch"))
-            if not _leads_out(network, subnet, is_public=bool(is_public)):
-                where = path_of(subnet, resources[subnet])
+            where = path_of(subnet, network.resources[subnet])
+            own = network.resources[subnet]["Properties"].get("MapPublicIpOnLaunch")
+            if not _leads_out(network, subnet, is_public=all(given) if given else bool(own)):
                 yield where, f"{where} gives it neither a public address nor another way to AWS"
 
 
-def _shut(stack: StackSide, groups: set[str]) -> _Missing:
-    rules = stack.of_type("AWS::EC2::SecurityGroupEgress")
-    for name in groups:
-        # A group without a list lets everything out.
-        everything = [{"IpProtocol": "-1", "CidrIp": _EVERYWHERE[0]}]
-        own = stack.resources[name].get("Properties") or {}
-        rules += own.get("SecurityGroupEgress", everything)
-    if groups and not any(map(_lets_https_out, rules)):
-        yield "SecurityGroup", "its security group lets no HTTPS out"
-
-
 def _lets_https_out(rule: Mapping[str, Any]) -> bool:
-    is_wide = rule.get("CidrIp") in _EVERYWHERE or rule.get("CidrIpv6") in _EVERYWHERE
-    ports = range(int(rule.get("FromPort", 0)), int(rule.get("ToPort", 65535)) + 1)
-    is_https = str(rule.get("IpProtocol")) in ("-1", "tcp", "6") and 443 in ports
-    return is_wide and (is_https or str(rule.get("IpProtocol")) == "-1")
+    is_wide = {rule.get("CidrIp"), rule.get("CidrIpv6")} & {*_EVERYWHERE}
+    is_in = int(rule.get("FromPort", 0)) <= 443 <= int(rule.get("ToPort", 65535))
+    return bool(is_wide) and is_in and str(rule.get("IpProtocol")) in ("-1", "tcp", "6")
+
+
+def _named(value: object) -> set[str]:
+    return {name for name, _ in references(value)}
 
 
 def _subnets(side: Side, user: StackSide) -> Iterator[tuple[StackSide, str]]:
     """Yield the subnets of the app that a stack names, each with the stack that it is in."""
-    imported = set(imports_of(user.template))
+    imported = {*imports_of(user.template)}
     for stack in side.stacks.values():
-        named = [value for name, value in exports_of(stack.template).items() if name in imported]
-        for name, _ in references([named, user.resources] if stack is user else named):
+        named = [value for name, value in exports_of(stack).items() if name in imported]
+        for name in _named([named, user.resources] if stack is user else named):
             if stack.resources.get(name, {}).get("Type") == "AWS::EC2::Subnet":
                 yield stack, name
 
 
 def _leads_out(network: StackSide, subnet: str, *, is_public: bool) -> bool:
-    def named(properties: Mapping[str, Any], key: str) -> set[str]:
-        return {name for name, _ in references(properties.get(key))}
+    def joined(kind: str, key: str, names: set[str] | None, to: str) -> set[str]:
+        found = network.of_type(f"AWS::EC2::{kind}")
+        return {it for each in found if names is None or _named(each.get(key)) & names
+                for it in _named(each.get(to))}  # fmt: skip
 
-    tables = {
-        table
-        for each in network.of_type("AWS::EC2::SubnetRouteTableAssociation")
-        if subnet in named(each, "SubnetId")
-        for table in named(each, "RouteTableId")
-    }
-    attached = {
-        gateway
-        for each in network.of_type("AWS::EC2::VPCGatewayAttachment")
-        for gateway in named(each, "InternetGatewayId")
-    }
-    for route in network.of_type("AWS::EC2::Route"):
-        if (
-            named(route, "RouteTableId") & tables
-            and route.get("DestinationCidrBlock") in _EVERYWHERE
-        ):
-            way = bool(named(route, "GatewayId") & attached) and is_public
-            if way or any(route.get(each) for each in _GATEWAYS):
-                return True
-    endpoints = network.of_type("AWS::EC2::VPCEndpoint")
-    names = {spell(each.get("ServiceName")).rpartition(".")[2] for each in endpoints}
-    return names >= _SERVICES
+    tables = joined("SubnetRouteTableAssociation", "SubnetId", {subnet}, "RouteTableId")
+    attached = joined("VPCGatewayAttachment", "", None, "InternetGatewayId")
+    return any(
+        any(map(route.get, _GATEWAYS)) or (is_public and _named(route.get("GatewayId")) & attached)
+        for route in network.of_type("AWS::EC2::Route")
+        if _named(route.get("RouteTableId")) & tables
+        and route.get("DestinationCidrBlock") in _EVERYWHERE
+    )

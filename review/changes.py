@@ -17,17 +17,17 @@ _DISPUTED = "; AWS's documents disagree on whether that replaces it"
 _EMPTY = StackSide(template={})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Effect:
     """One thing that a deploy does: a row of the comment, and what its headline counts."""
 
     kind: Kind
     what: str
+    instead: str = ""
+    accept: str = ""  # the name without which the review fails, if it can be accepted
     stack: str = ""
     path: str = ""
     action: str = ""  # of a resource's change or of a permission's
-    instead: str = ""
-    accept: str = ""  # the name without which the review fails, if it can be accepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +53,7 @@ class Change:
 
     def effect(self, kind: Kind, what: str, instead: str = "", accept: str = "") -> Effect:
         """Return an effect of this change."""
-        return Effect(
-            kind=kind,
-            stack=self.stack,
-            path=self.path,
-            what=what,
-            instead=instead,
-            accept=accept,
-        )
+        return Effect(kind, what, instead, accept, self.stack, self.path)
 
     def differences(self) -> list[tuple[str, Any, Any]]:
         """List the property paths that differ, with their values before and after."""
@@ -77,40 +70,40 @@ def find_changes(base: Side, head: Side) -> list[Change]:
     return [
         change
         for name in sorted(head.stacks)
-        for old, new in [(base.stacks.get(name, _EMPTY), head.stacks[name])]
-        for change in (*_stack_changes(name, old, new), *_template_changes(name, old, new))
+        for change in _stack_changes(name, base.stacks.get(name, _EMPTY), head.stacks[name])
     ]
 
 
-def _template_changes(stack: str, base: StackSide, head: StackSide) -> Iterator[Change]:
-    """Yield what differs of a deployed stack besides its resources; plain outputs only inform."""
-    for (name, old), new in zip(_outside(base).items(), _outside(head).values(), strict=True):
-        if old != new and base is not _EMPTY:
-            yield Change(
-                stack=stack,
-                logical_id="",
-                path=f"({name})",
-                type=name,
-                action="changed",
-                old={"Properties": old},
-                new={"Properties": new},
-            )
+def _parts(side: StackSide) -> dict[str, Any]:
+    """Return a stack's resources, and as one more what it declares besides them."""
+    kept = {"Resources", "Outputs", "Metadata", "Rules"}  # plain outputs only inform
+    properties = {name: each for name, each in side.template.items() if name not in kept}
+    properties |= {"exports": exports_of(side), "is_protected": side.is_protected}
+    itself = {"Type": "AWS::CloudFormation::Stack", "Properties": properties,
+              "Metadata": {"aws:cdk:path": "/(the stack)"}}  # fmt: skip
+    return {**side.resources, "(the stack)": itself} if side.template else {}
 
 
-def _outside(side: StackSide) -> dict[str, dict[str, Any]]:
-    template = side.template
-    outputs = (template.get("Outputs") or {}).values()
-    exports = {spell(each["Export"]["Name"]): each["Value"] for each in outputs if "Export" in each}
-    settings = {"Description": template.get("Description"), "is_protected": side.is_protected}
-    rest = {name: template.get(name) or {} for name in ("Parameters", "Conditions", "Mappings")}
-    return {"exports": exports, "stack": settings, "template": rest}
+def exports_of(side: StackSide) -> dict[str, Any]:
+    """Return the values that a stack exports, by name."""
+    outputs = (side.template.get("Outputs") or {}).values()
+    return {spell(each["Export"]["Name"]): each["Value"] for each in outputs if "Export" in each}
+
+
+def imports_of(node: Any) -> Iterator[str]:
+    """Yield the names that a part of a template imports."""
+    for item in node if isinstance(node, list) else node.values() if isinstance(node, dict) else ():
+        yield from imports_of(item)
+    if isinstance(node, dict) and "Fn::ImportValue" in node:
+        yield spell(node["Fn::ImportValue"])
 
 
 def _stack_changes(stack: str, base: StackSide, head: StackSide) -> list[Change]:
-    replaced = _replacements(base.resources, head.resources)
+    before, after = _parts(base), _parts(head)
+    replaced = _replacements(before, after)
     changes = []
-    for logical_id in sorted({*base.resources, *head.resources}):
-        old, new = base.resources.get(logical_id), head.resources.get(logical_id)
+    for logical_id in sorted({*before, *after}):
+        old, new = before.get(logical_id), after.get(logical_id)
         if old is not None and new is not None:
             if logical_id not in replaced and _same(old, new):
                 continue

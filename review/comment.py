@@ -1,14 +1,15 @@
 """The Markdown comment: what a reviewer must know first, then the CLI's diff, folded."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from review.assembly import StackSide
-from review.changes import Change, Effect, Kind
+from review.changes import Change, Effect
 from review.costs import LEFT_OUT
 from review.run_effects import read_run_env
 from review.spelling import short
-from review.verdict import Review, headline
+from review.verdict import HEADINGS, Review, headline
 
 # GitHub's limit for a comment; the workflow finds its own comment by the marker.
 MAX_CHARACTERS = 65_536
@@ -16,12 +17,6 @@ MARKER = "<!-- training-stack review -->"
 # The workflow adds a line on the tests and one on credentials that failed.
 _RESERVED_FOR_THE_WORKFLOW = 300
 _MAX_ROWS = 60
-_OBJECTIONS: Mapping[str, Kind] = {
-    "Data loss": "loss",
-    "No machine boots": "boot",
-    "Protections lost": "weakened",
-    "A deploy would fail": "refused",
-}
 # Shown elsewhere in the comment, or noise in a table.
 _NOT_IN_TABLE = re.compile(
     r"UserData|PolicyDocument|KeyPolicy|TagSpecifications|(^|\.)Tags\.|\.Overrides\.|DashboardBody"
@@ -47,46 +42,25 @@ def _top(review: Review) -> Iterable[str]:
     yield MARKER
     yield f"## What this change does to what is deployed\n\n{headline(review.effects)}\n"
     yield f"`{review.head}` against `{review.base}`.\n"
-    yield from (f"> **{each.stack} has drifted**: {each.what}\n" for each in review.of("drift"))
-    yield from (f"- {each}" for each in [*_texts(review, "stack"), *review.notes])
-    for head, kind in _OBJECTIONS.items():
-        if found := review.of(kind):
-            yield f"\n### {head}\n"
-            yield from _objections(found)
-    if found := _texts(review, "data"):
-        yield "\n### What keeps data\n"
-        yield from (f"- {text}" for text in found)
-    if review.destructive:
-        yield "\n### Replaced and removed\n"
-        yield from _table(
-            ("resource", "type", "", "why"),
-            (
-                (_code(f"{each.stack}/{each.path}"), each.type, each.action, _cell(each.why))
-                for each in review.destructive
-            ),
-        )
-    if security := review.of("security"):
-        yield "\n### Security\n"
-        yield from _table(
-            ("", "resource", "what", ""),
-            (
+    yield from (f"- {note}" for note in review.notes)
+    for kind, head in HEADINGS.items():
+        found = review.of(kind)
+        if kind == "security" and review.destructive:
+            yield "\n### Replaced and removed\n"
+            yield from _table(
+                ("resource", "type", "", "why"),
                 (
-                    each.action,
-                    _code(f"{each.stack}/{each.path}"),
-                    _code(each.what),
-                    f"`--accept {each.accept}` accepts it" if each.accept else "",
-                )
-                for each in security
-            ),
-        )
-    yield "\n### A run in progress\n"
-    yield from (f"- {text}" for text in _texts(review, "run"))
-    if not review.of("run"):
-        others = [head for head, kind in _OBJECTIONS.items() if review.of(kind)]
-        yield f"See {', '.join(others)}." if others else "Not affected."
-    if found := _texts(review, "alarm"):
-        yield "\n### Alarms\n"
-        yield from (f"- {text}" for text in found)
+                    (_code(f"{each.stack}/{each.path}"), each.type, each.action, _cell(each.why))
+                    for each in review.destructive
+                ),
+            )
+        if found or kind == "run":
+            yield f"\n### {head}\n"
+            yield from _items(found)
+        if kind == "run" and not found:
+            rows = [each for each in review.effects if each.action != "widens"]
+            above = [head for kind, head in HEADINGS.items() if any(it.kind == kind for it in rows)]
+            yield f"See {', '.join(above)}." if above else "Not affected."
     yield from _costs(review)
     rows = list(_difference_rows(review.changes))
     if rows:
@@ -94,19 +68,18 @@ def _top(review: Review) -> Iterable[str]:
         yield from _table(("resource", "property", "before", "after"), rows)
 
 
-def _texts(review: Review, kind: Kind) -> list[str]:
-    return [each.what for each in review.of(kind)]
-
-
-def _objections(found: Sequence[Effect]) -> Iterable[str]:
+def _items(found: Sequence[Effect]) -> Iterable[str]:
     """Yield one item for each thing said, with all resources of which it is said."""
-    where: dict[tuple[str, str, str], list[str]] = {}
+    places: dict[Effect, list[str]] = {}
     for each in found:
-        key = (each.what, each.instead, each.accept)
-        where.setdefault(key, []).append(_code(f"{each.stack}/{each.path}"))
-    for (what, instead, accept), paths in where.items():
-        consent = f" To accept it: `--accept {accept}`." if accept else ""
-        yield f"- **{', '.join(paths)}**: {what}. Instead: {instead}.{consent}"
+        where = [_code(f"{each.stack}/{each.path}".strip("/"))] if each.stack else []
+        places.setdefault(replace(each, stack="", path=""), []).extend(where)
+    for each, paths in places.items():
+        what = _code(each.what) if each.kind == "security" else each.what
+        place = f"**{', '.join(paths)}**: " if paths else ""
+        instead = f". Instead: {each.instead}." if each.instead else ""
+        accept = f" To accept it: `--accept {each.accept}`." if each.accept else ""
+        yield f"- {f'{each.action} ' if each.action else ''}{place}{what}{instead}{accept}"
 
 
 def _costs(review: Review) -> Iterable[str]:

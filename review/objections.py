@@ -3,13 +3,14 @@
 Also changes that leave data outside any stack, and valid templates that would fail halfway.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from embedded_aws import custom_name, references
 from review.assembly import Side
-from review.changes import Change, Effect
+from review.changes import Change, Effect, exports_of, imports_of
 from review.spelling import path_of, short, spell
 
 # Resources whose content cannot be recreated.
@@ -25,12 +26,10 @@ STATEFUL = {
 }
 # Strongest first; the last is CloudFormation's default.
 _STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
-# How long content stays, by name; a bucket's rules are read one by one.
-_TIMES = re.compile(r"Retention\w*(Days|Period|Seconds)|(Days|Period)$|WindowInDays")
+# How long content stays; a bucket's rules are read one by one.
+_TIMES = re.compile(r"^(?!Lifecycle).*(Days|Period|Seconds)$")
 # Told by rules of their own, here and in security.py.
-_TOLD = re.compile(
-    "Lifecycle|VersioningConfiguration|PublicAccessBlock|BucketKeyEnabled|EnableKeyRotation"
-)
+_TOLD = re.compile("Lifecycle|PublicAccessBlock|BucketKeyEnabled|EnableKeyRotation")
 _VERSIONS = "deletes old versions for good"
 _ADOPTED_BY = {
     "DatasetBucket": "dataset_bucket=ITS-NAME",
@@ -41,21 +40,10 @@ _ADOPTED_BY = {
 
 def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Effect]:
     """List everything that deploying head over base would lose."""
-    losses = [loss for change in changes for loss in _losses_of(change)]
-    losses += _renamed_stacks(base, head)
-    for name, stack in head.stacks.items():
-        before = base.stacks.get(name)
-        if before is not None and before.is_protected and not stack.is_protected:
-            losses.append(
-                Effect(
-                    kind="loss",
-                    stack=name,
-                    path="(the stack)",
-                    what="termination protection is removed: `cdk destroy` would succeed",
-                    instead="keep termination_protection=True",
-                )
-            )
-    return losses
+    return [
+        *(loss for change in changes for loss in _losses_of(change)),
+        *_renamed_stacks(base, head),
+    ]
 
 
 def _renamed_stacks(base: Side, head: Side) -> Iterator[Effect]:
@@ -69,66 +57,80 @@ def _renamed_stacks(base: Side, head: Side) -> Iterator[Effect]:
         for logical_id, resource in base.stacks[name].resources.items():
             kind = STATEFUL.get(resource["Type"])
             if kind and kind != "log group" and resource["Type"] in new:
-                yield Effect(
-                    kind="loss",
-                    stack=name,
-                    path=path_of(logical_id, resource),
-                    what=f"{name} is no longer part of the app, and a new stack creates a new, "
-                    f"empty {kind}",
-                    instead="keep the stack's name, and the prefix that it begins with (prefix=)",
-                )
+                what = f"{name} is no longer part of the app, and a new stack creates a new, empty"
+                instead = "keep the stack's name, and the prefix that it begins with (prefix=)"
+                place = path_of(logical_id, resource)
+                yield Effect("loss", f"{what} {kind}", instead, stack=name, path=place)
 
 
 def _losses_of(change: Change) -> Iterator[Effect]:
     kind = STATEFUL.get(change.type)
+    if change.old_properties.get("is_protected") and not change.new_properties["is_protected"]:
+        what = "termination protection is removed: `cdk destroy` would succeed"
+        yield change.effect("loss", what, "keep termination_protection=True")
     if kind is None or change.old is None:
         return
     if change.action in ("removed", "replaced"):
         attribute = "DeletionPolicy" if change.action == "removed" else "UpdateReplacePolicy"
         policy = _policy(change.old, attribute)
-        # The stack of a log group that may be deleted says so, but not when.
+        # The stack of such a log group says that it may be deleted, but not when.
         accept = "retention" if kind == "log group" and policy == "Delete" else ""
         yield change.effect("loss", *_gone(change, kind, policy), accept)
         return
     for attribute in ("DeletionPolicy", "UpdateReplacePolicy"):
-        old, new = _policy(change.old, attribute), _policy(change.new or {}, attribute)
-        if _STRENGTH.index(old) < _STRENGTH.index(new):
-            yield change.effect(
-                "loss",
-                f"{attribute} of the {kind} goes from {old} to {new}",
-                f"keep {attribute}: {old} (removal_policy)",
-            )
-    if change.type == "AWS::S3::Bucket":
-        yield from _weaker_bucket(change)
+        was, now = _policy(change.old, attribute), _policy(change.new or {}, attribute)
+        if _STRENGTH.index(was) < _STRENGTH.index(now):
+            what = f"{attribute} of the {kind} goes from {was} to {now}"
+            yield change.effect("loss", what, f"keep {attribute}: {was} (removal_policy)")
     yield from _kept_less(change, kind)
 
 
 def _kept_less(change: Change, kind: str) -> Iterator[Effect]:
-    """Find times that become shorter, and protections of data that are switched off."""
-    for path, old, new in change.differences():
-        if _TOLD.search(path):
-            continue
-        before, after = _number(old), _number(new)
-        if _TIMES.search(path) and after is not None and (before is None or after < before):
+    """Find what ends sooner than before, and what is switched off."""
+    before = dict(_ends(change.old_properties))
+    for (what, scope), days in _ends(change.new_properties):
+        was_days = before.get((what, scope), math.inf)
+        if days < was_days:
+            longer = f", no longer {was_days:g}" if was_days < math.inf else ""
             yield change.effect(
                 "loss",
-                f"{path} of the {kind} goes from {short(old)} to {new}: its content is deleted for "
-                "good that much sooner",
-                f"keep {path}",
-                "retention",
+                f"a lifecycle rule {what} under {scope or 'every key'} after {days:g} days{longer}",
+                "remove the rule: checkpoints and datasets do not become useless with age",
+                "retention" if what == _VERSIONS else "",
             )
-        elif (_is_on(old) and not _is_on(new)) or (path == "Enabled" and new is False):
-            yield change.effect(
-                "loss", f"{path} of the {kind} goes from {short(old)} to {short(new)}", "keep it on"
-            )
+    for path, old, new in change.differences():
+        what = f"{path} of the {kind} goes from {short(old)} to {short(new)}"
+        if _TIMES.search(path) and _days(new) < _days(old):
+            what += ": its content is deleted for good that much sooner"
+            yield change.effect("loss", what, f"keep {path}", "retention")
+        elif _is_on(old, path) and not _is_on(new, path) and not _TOLD.search(path):
+            if path.startswith("Versioning"):
+                what = "versioning is suspended: an overwritten or deleted object is gone at once"
+            yield change.effect("loss", what, f"keep {path}")
 
 
-def _number(value: object) -> float | None:
-    return float(value) if re.fullmatch(r"[\d.]+", str(value)) else None  # type: ignore[arg-type]
+def _days(value: object) -> float:
+    return float(str(value)) if re.fullmatch(r"[\d.]+", str(value)) else math.inf
 
 
-def _is_on(value: object) -> bool:
-    return str(value).lower() in ("true", "enabled")
+def _is_on(value: object, path: str) -> bool:
+    return str(value).lower() in ("true", "enabled") or (value is None and path == "Enabled")
+
+
+def _ends(bucket: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield what the bucket's lifecycle ends, under which keys, and after how many days."""
+    for rule in (bucket.get("LifecycleConfiguration") or {}).get("Rules") or []:
+        if rule.get("Status") != "Enabled":
+            continue
+        scope = spell([rule[each] for each in ("Prefix", "TagFilters", "Filter") if rule.get(each)])
+        if "ExpirationInDays" in rule or "ExpirationDate" in rule:
+            yield ("deletes current objects", scope), float(rule.get("ExpirationInDays", 0))
+        if days := (rule.get("NoncurrentVersionExpiration") or {}).get("NoncurrentDays"):
+            yield (_VERSIONS, scope), float(days)
+        for each in rule.get("Transitions") or []:
+            if (to := each.get("StorageClass")) in ("GLACIER", "DEEP_ARCHIVE"):
+                what = f"moves current objects to {to}, where nothing can read them,"
+                yield (what, scope), float(each.get("TransitionInDays", 0))
 
 
 def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
@@ -145,51 +147,6 @@ def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
         f"the {kind} {verb}: it stays in the account ({policy}), but in no stack{new}",
         f"keep its id and its properties{adopt}",
     )
-
-
-def _weaker_bucket(change: Change) -> Iterator[Effect]:
-    status = "VersioningConfiguration"
-    old, new = (
-        (each.get(status) or {}).get("Status")
-        for each in (change.old_properties, change.new_properties)
-    )
-    if old == "Enabled" != new:
-        yield change.effect(
-            "loss",
-            "versioning is suspended: an overwritten or deleted object is gone at once",
-            "keep versioned=True",
-        )
-    before = dict(_ends(change.old_properties))
-    for (what, scope), days in _ends(change.new_properties):
-        was = before.get((what, scope))
-        if was is None or days < was:
-            longer = f" after {days:g} days, no longer {was:g}" if was else f" after {days:g} days"
-            yield change.effect(
-                "loss",
-                f"a lifecycle rule {what} under {scope or 'every key'}{longer}",
-                "remove the rule: checkpoints and datasets do not become useless with age",
-                "retention" if what == _VERSIONS else "",
-            )
-
-
-def _ends(bucket: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield what the bucket's lifecycle ends, under which keys, and after how many days."""
-    for rule in (bucket.get("LifecycleConfiguration") or {}).get("Rules") or []:
-        if rule.get("Status") != "Enabled":
-            continue
-        filters = [rule[each] for each in ("Prefix", "TagFilters", "Filter") if rule.get(each)]
-        scope = spell(filters) if filters else ""
-        if "ExpirationInDays" in rule or "ExpirationDate" in rule:
-            yield ("deletes current objects", scope), float(rule.get("ExpirationInDays", 0))
-        old = rule.get("NoncurrentVersionExpiration") or {}
-        days = old.get("NoncurrentDays", rule.get("NoncurrentVersionExpirationInDays"))
-        if days is not None:
-            yield (_VERSIONS, scope), float(days)
-        moves = [*(rule.get("Transitions") or []), rule.get("Transition") or {}]
-        for each in moves:
-            if (to := each.get("StorageClass")) in ("GLACIER", "DEEP_ARCHIVE"):
-                what = f"moves current objects to {to}, where nothing can read them,"
-                yield (what, scope), float(each.get("TransitionInDays", 0))
 
 
 def _policy(resource: Mapping[str, Any], attribute: str) -> str:
@@ -251,42 +208,16 @@ def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterat
     replaced = {(each.stack, each.logical_id) for each in changes if each.action == "replaced"}
     for stack_name, stack in head.stacks.items():
         before = base.stacks.get(stack_name)
-        exports = exports_of(stack.template)
-        for name in exports_of(before.template) if before else ():
+        exports = exports_of(stack)
+        for name in exports_of(before) if before else ():
             if name not in imported:
                 continue
             user = imported[name]
             if name not in exports:
-                yield Effect(
-                    kind="refused",
-                    stack=stack_name,
-                    path=name,
-                    what=f"the export is removed while {user} imports it",
-                    instead=f"keep it with export_value until {user} is deployed without it",
-                )
+                what = f"the export is removed while {user} imports it"
+                instead = f"keep it with export_value until {user} is deployed without it"
+                yield Effect("refused", what, instead, stack=stack_name, path=name)
             elif any((stack_name, each) in replaced for each, _ in references(exports[name])):
-                yield Effect(
-                    kind="refused",
-                    stack=stack_name,
-                    path=name,
-                    what=f"the export's value changes while {user} imports it",
-                    instead="create a new resource under another id and move to it in two deploys",
-                )
-
-
-def exports_of(template: Any) -> dict[str, Any]:
-    """Return the values that a template exports, by name."""
-    outputs = (template.get("Outputs") or {}).values()
-    return {spell(each["Export"]["Name"]): each["Value"] for each in outputs if "Export" in each}
-
-
-def imports_of(node: Any) -> Iterator[str]:
-    """Yield the names that a part of a template imports."""
-    if isinstance(node, list):
-        for item in node:
-            yield from imports_of(item)
-    elif isinstance(node, dict):
-        if "Fn::ImportValue" in node:
-            yield spell(node["Fn::ImportValue"])
-        for item in node.values():
-            yield from imports_of(item)
+                what = f"the export's value changes while {user} imports it"
+                instead = "create a new resource under another id and move to it in two deploys"
+                yield Effect("refused", what, instead, stack=stack_name, path=name)

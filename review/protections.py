@@ -38,57 +38,24 @@ _NARROWING = re.compile(
     "SourceVpce?|SourceOwner|SourceAccount|userid)|s3:DataAccessPoint(Arn|Account)",
     re.IGNORECASE,
 )
-# What lets requests in without a policy document: rules, by their list's name, or the resource.
-_DOORS = {
-    "AWS::EC2::SecurityGroup": ("SecurityGroupIngress",),
-    "AWS::EC2::SecurityGroupIngress": ("CidrIp", "CidrIpv6"),
-    "AWS::Lambda::Url": ("AuthType",),
-    "AWS::Lambda::Permission": ("Principal",),
-}
-_ANYONE = re.compile(r'"(\*|NONE|(0\.0\.0\.0|::)/0)"')
+# What lets anyone in without a policy document.
+_DOORS = re.compile(r"^(AuthType NONE|Principal \*)$|(^|\.)(CidrIp 0\.0\.0\.0|CidrIpv6 ::)/0$")
+_Weakened = Iterator[tuple[str, str, str]]  # what, what to do instead, the name that accepts it
 _BLOCKS = "PublicAccessBlockConfiguration"
 
 
 def find_weakened(base: Side, head: Side, changes: Sequence[Change]) -> list[Effect]:
     """List the protections that a deploy takes away, each with the name that accepts it."""
     return [
-        each
+        change.effect("weakened", what, instead, accept)
         for change in changes
-        for each in (
+        for what, instead, accept in (
             *_idle(change, changes, base),
             *_deaf(change, base, head),
             *_unheard(change, head),
             *_open(change, head),
         )
     ]
-
-
-def find_held_back(head: Side, changes: Sequence[Change], rows: Sequence[Effect]) -> list[Effect]:
-    """List what the Guard, the alarms or a run may no longer do, of the security's rows."""
-    found = []
-    for row in rows:
-        change = next(each for each in changes if (each.stack, each.path) == (row.stack, row.path))
-        stack = head.stacks[row.stack]
-        holders = {change.logical_id} & stack.resources.keys() | {
-            name
-            for key in ("Roles", "FunctionName", "Topics")
-            for name, _ in references(change.old_properties.get(key))
-            if name in stack.resources
-        }
-        functions = stack.of_type("AWS::Lambda::Function")
-        roles = {name for each in functions for name, _ in references(each.get("Role"))}
-        if row.action != "narrows" or not row.what.startswith(("−", "+ Deny")) or not holders:
-            continue
-        if change.type == "AWS::Lambda::Permission" or holders & roles:
-            what = f"the Guard may do less: {row.what}"
-            found.append(change.effect("weakened", what, "keep what it uses", "guard"))
-        elif change.type == "AWS::SNS::TopicPolicy":
-            what = f"the topic takes less: {row.what}"
-            found.append(change.effect("weakened", what, "keep who sends", "alarms"))
-        else:
-            what = f"**{row.path} allows less** ({row.what}): what needs it fails at once."
-            found.append(change.effect("run", what))
-    return found
 
 
 def _watcher(change: Change, base: Side) -> tuple[str, str, str]:
@@ -104,11 +71,9 @@ def _watcher(change: Change, base: Side) -> tuple[str, str, str]:
     return accept, f"{what} that {does}", "Targets"
 
 
-def _idle(change: Change, changes: Sequence[Change], base: Side) -> Iterator[Effect]:
+def _idle(change: Change, changes: Sequence[Change], base: Side) -> _Weakened:
     """Find alarms, rules and functions that no longer do anything, or are cut off."""
-    if change.old is None or not (watcher := _watcher(change, base))[0]:
-        return
-    name, what, acts = watcher
+    name, what, acts = _watcher(change, base) if change.old else ("", "", "")
     old, new = change.old_properties, change.new_properties
     if not _works(acts, old):
         return
@@ -116,47 +81,44 @@ def _idle(change: Change, changes: Sequence[Change], base: Side) -> Iterator[Eff
     # The same handler, or the same properties, may do the job under another logical id.
     same = ["Handler"] if "Handler" in old else [key for key in old if "Description" not in key]
     if _works(acts, new):
-        for key in ("Timeout", "MemorySize"):
-            if "Handler" in old and (after := new.get(key, 0)) < (before := old.get(key, 0)):
+        for key in ("Timeout", "MemorySize") if "Handler" in old else ():
+            if (after := new.get(key, 0)) < (before := old.get(key, 0)):
                 how = f"gets a {key} of {after}, no longer {before}: a call may be cut off half-way"
-                yield change.effect("weakened", f"{what} {how}", f"keep {before}", name)
+                yield f"{what} {how}", f"keep {before}", name
         if old.get("TreatMissingData") == "breaching" != new.get("TreatMissingData"):
-            how = "no longer fires where nothing reports at all"
-            yield change.effect("weakened", f"{what} {how}", "keep it breaching", name)
+            yield f"{what} no longer fires where nothing reports", "keep it breaching", name
     elif not any(
         each.action == "added"
         and each.type == change.type
         and all(old[key] == each.new_properties.get(key) for key in same)
         for each in changes
     ):
-        instead = "keep it: a run may burn money unnoticed"
-        yield change.effect("weakened", f"{what} {how}", instead, name)
+        yield f"{what} {how}", "keep it: a run may burn money unnoticed", name
 
 
-def _deaf(change: Change, base: Side, head: Side) -> Iterator[Effect]:
+def _deaf(change: Change, base: Side, head: Side) -> _Weakened:
     """Find a rule that no longer matches what it did, and a clock that goes slower."""
     old, new = change.old_properties, change.new_properties
     if change.type != "AWS::Events::Rule" or not (old and new):
         return
     name, what, _ = _watcher(change, base)
-    before, after = (_heard(each.get("EventPattern")) for each in (old, new))
+    before, after = (_heard(each.get("EventPattern", {})) for each in (old, new))
     lost = [f"{path} {value}" for path, values in before.items()
-            for value in sorted(values - after.get(path, values))]  # fmt: skip
+            for value in sorted(values - after.get(path, values if after else set()))]  # fmt: skip
     lost += [f"events without {path}" for path in sorted(after.keys() - before) if before]
-    if name and (lost or (before and not after)):
-        text = short(lost or "anything")
-        yield change.effect("weakened", f"{what} no longer hears {text}", "keep it", name)
+    if name and lost:
+        yield f"{what} no longer hears {short(lost)}", "keep it", name
     was, comes = (each.get("ScheduleExpression", "") for each in (old, new))
     # With a deadline, the Guard is called more often.
     eased = has_deadline(base.stacks[change.stack]) > has_deadline(head.stacks[change.stack])
     if name and was != comes and _minutes(comes) > _minutes(was) and not eased:
-        yield change.effect("weakened", f"{what}: {was} becomes {comes}", f"keep {was}", name)
+        yield f"{what}: {was} becomes {comes}", f"keep {was}", name
 
 
-def _heard(pattern: object, path: str = "") -> dict[str, set[str]]:
+def _heard(pattern: Any, path: str = "") -> dict[str, set[str]]:
     """Return the values that a pattern accepts, by the path of the event's field."""
-    if not isinstance(pattern, Mapping):
-        return {path: {spell(each) for each in pattern}} if isinstance(pattern, list) else {}
+    if isinstance(pattern, list):
+        return {path: {spell(each) for each in pattern}}
     return {
         key: values
         for name, inner in pattern.items()
@@ -170,7 +132,7 @@ def _minutes(expression: str) -> float:
     return float(found[1]) * _MINUTES[found[2]] if found else math.inf
 
 
-def _unheard(change: Change, head: Side) -> Iterator[Effect]:
+def _unheard(change: Change, head: Side) -> _Weakened:
     """Find a topic that lost its last subscriber."""
     topic = change.old_properties.get("TopicArn")
     if change.type != "AWS::SNS::Subscription" or change.action != "removed":
@@ -178,12 +140,8 @@ def _unheard(change: Change, head: Side) -> Iterator[Effect]:
     subscriptions = head.stacks[change.stack].of_type(change.type)
     if not any(each["TopicArn"] == topic for each in subscriptions):
         who = spell(change.old_properties.get("Endpoint", ""))
-        yield change.effect(
-            "weakened",
-            f"{who} no longer gets the alarms, and nobody else does",
-            "keep it (alarm.email), or name another address",
-            "alarms",
-        )
+        instead = "keep it (alarm.email), or name another address"
+        yield f"{who} no longer gets the alarms, and nobody else does", instead, "alarms"
 
 
 def _works(acts: str, properties: Mapping[str, Any]) -> bool:
@@ -194,46 +152,31 @@ def _works(acts: str, properties: Mapping[str, Any]) -> bool:
     )
 
 
-def _open(change: Change, head: Side) -> Iterator[Effect]:
-    """Find credentials that a plain request can get, and buckets open to anyone."""
+def _open(change: Change, head: Side) -> _Weakened:
+    """Find credentials that a plain request can get, and what is open to anyone."""
     old, new = change.old_properties, change.new_properties
     if change.type == "AWS::EC2::LaunchTemplate" and new and not _wants_token(new):
         if not old or _wants_token(old):
-            yield change.effect(
-                "weakened",
-                "the instance metadata, credentials included, is open to IMDSv1",
-                "keep HttpTokens: required",
-                "imdsv1",
-            )
+            what = "the instance metadata, credentials included, is open to IMDSv1"
+            yield what, "keep HttpTokens: required", "imdsv1"
     elif change.type == "AWS::S3::Bucket" and change.action != "removed":
         before, after = ((each.get(_BLOCKS) or {}) for each in (old, new))
         gone = [name for name, value in before.items() if value is True and not after.get(name)]
         if gone:
-            yield change.effect(
-                "weakened", f"the bucket loses {', '.join(gone)}", "keep it", "public"
-            )
-    for name in (*DOCUMENTS.get(change.type, ()), *_DOORS.get(change.type, ())):
-        yield from _opened(change, name, head)
-
-
-def _opened(change: Change, name: str, head: Side) -> Iterator[Effect]:
-    """Find what lets anyone in, of a document, a list of rules or a value with this name."""
-    old, new = (each.get(name) for each in (change.old_properties, change.new_properties))
-    if name in DOCUMENTS.get(change.type, ()):
-        found = sentences(permissions(_public(new)) - permissions(_public(old)))
-    else:
-        found = sorted(_doors(name, new) - _doors(name, old))
+            yield f"the bucket loses {', '.join(gone)}", "keep it", "public"
+    found = []
+    # An endpoint is open to its network, if nobody narrows it.
+    for name in DOCUMENTS.get(change.type, ()) if change.type != "AWS::EC2::VPCEndpoint" else ():
+        before, after = (permissions(_public(each.get(name))) for each in (old, new))
+        found += sentences(after - before)
+    for path, _, value in change.differences():
+        if "Egress" not in change.type + path and _DOORS.search(f"{path} {value}"):
+            found.append(f"{path} {value}")
     what = {"AWS::S3::BucketPolicy": "bucket"}.get(change.type, change.type.rpartition("::")[2])
+    blocked = what == "bucket" and _blocks_policies(change, head)
+    how = " (S3 will refuse it: the bucket blocks public policies)" if blocked else ""
     for sentence in found:
-        how = f"the {what} is open to anyone: {sentence}"
-        if what == "bucket" and _blocks_policies(change, head):
-            how += " (S3 will refuse it: the bucket blocks public policies)"
-        yield change.effect("weakened", how, "name who may use it", "public")
-
-
-def _doors(name: str, given: Any) -> set[str]:
-    rules = given if isinstance(given, list) else [{name: given}]
-    return {spell(each) for each in rules if _ANYONE.search(json.dumps(each))}
+        yield f"the {what} is open to anyone: {sentence}{how}", "name who may use it", "public"
 
 
 def _wants_token(template: Mapping[str, Any]) -> bool:

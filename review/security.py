@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from embedded_aws import references
 from review.assembly import Side
 from review.changes import Change, Effect
 from review.run_effects import read_run_env
@@ -171,11 +172,25 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def find_security_changes(changes: Sequence[Change]) -> list[Effect]:
+def find_security_changes(head: Side, changes: Sequence[Change]) -> list[Effect]:
     """List the changes of permissions and protections, widening ones first."""
-    found = [item for change in changes for item in _of(change)]
+    found = [_held_back(row, change, head) for change in changes for row in _of(change)]
     order = {"widens": 0, "changes": 1, "narrows": 2}
     return sorted(found, key=lambda item: (order[item.action], item.stack, item.path))
+
+
+def _held_back(row: Effect, change: Change, head: Side) -> Effect:
+    """Name who must agree if the Guard may do less, or the topic takes less."""
+    stack, old = head.stacks[change.stack], change.old_properties
+    named = [old.get(key) for key in ("Roles", "FunctionName", "Topics")]
+    holders = {change.logical_id, *(name for name, _ in references(named))} & stack.resources.keys()
+    roles = {name for each in stack.of_type("AWS::Lambda::Function")
+             for name, _ in references(each.get("Role"))}  # fmt: skip
+    if row.action != "narrows" or not row.what.startswith(("−", "+ Deny")) or not holders:
+        return row
+    if change.type == "AWS::Lambda::Permission" or holders & roles:
+        return replace(row, accept="guard")
+    return replace(row, accept="alarms") if change.type == "AWS::SNS::TopicPolicy" else row
 
 
 def without_names(base: Side, head: Side, changes: Sequence[Change]) -> list[Change]:

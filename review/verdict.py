@@ -1,6 +1,7 @@
 """The review of one change, built from two sides and the CLI's diffs, and when it fails."""
 
 import dataclasses
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,39 +14,28 @@ from review.boot import find_unbootable
 from review.changes import Change, Effect, Kind, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
 from review.objections import STATEFUL, find_losses, find_refusals
-from review.protections import find_held_back, find_weakened
+from review.protections import find_weakened
 from review.run_effects import find_run_effects, image_notes
 from review.security import find_security_changes, without_names
 from review.spelling import short
 
 FailOn = Literal["data-loss", "destructive", "never"]
 _FACTS = ("stack", "logical_id", "path", "type", "action", "why")
-# What the headline says of each kind of effect, in its order.
-_COUNTED: dict[Kind, str] = {
-    "drift": "**Stacks that have drifted: {}.**",
-    "loss": "**Data loss: {}.**",
-    "boot": "**Machines that could not boot: {}.**",
-    "weakened": "**Protections lost: {}.**",
-    "refused": "**A deploy would fail: {}.**",
-    "data": "Settings of what keeps data: {}.",
-    "run": "Effects on a run in progress: {}.",
-    "alarm": "Alarms changed: {}.",
-    "stack": "Stacks added or gone: {}.",
-    "cost": "Costs or times that change: {}.",
-}
-_ACTIONS = {
-    "added": "added", "changed": "changed in place", "may be replaced": "possibly replaced",
-    "replaced": "replaced", "removed": "removed",
+# The kinds of effects that have a section each, in its order; all are counted in the headline.
+HEADINGS: dict[Kind, str] = {
+    "drift": "Drift", "stack": "Stacks", "loss": "Data loss", "boot": "A machine cannot boot",
+    "weakened": "Protections lost", "refused": "A deploy would fail", "data": "What keeps data",
+    "security": "Security", "run": "A run in progress", "alarm": "Alarms",
 }  # fmt: skip
-# What a resource serves, by the beginning of its type; what keeps data is in STATEFUL.
+_BOLD = ("drift", "loss", "boot", "weakened", "refused")
+# What a resource serves, by its service: elsewhere the run, except what keeps data.
 _SERVED: dict[str, Kind] = {
-    **dict.fromkeys(("AWS::CloudWatch", "AWS::SNS"), "alarm"),
-    **dict.fromkeys(("AWS::EC2", "AWS::AutoScaling", "AWS::IAM", "AWS::SSM"), "run"),
-    **dict.fromkeys(("AWS::Lambda", "AWS::Events", "exports", "template"), "run"),
+    **dict.fromkeys(("CloudWatch", "SNS"), "alarm"),
+    "S3": "data",
 }
 # Properties whose effects have sentences of their own, and the wording of people.
 _TOLD = re.compile(
-    r"Policy(Document)?(\.|$)|UserData|Overrides|ImageId|Code\.|DashboardBody|Description|Tag|"
+    r"Policy(Document)?(\.|$)|UserData|Overrides|ImageId|Code\.|DashboardBody|Description|^Tags|"
     r"TargetCapacity|LaunchTemplateSpecification|^Value$|is_protected|Variables\.(FORECAST|MAX_|"
     r"DEADLINE|HEARTBEAT|\w*USD_PER_HOUR|CALL_EVERY)"
 )
@@ -92,26 +82,17 @@ class Review:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the CLI's text, for --json."""
-
-        def rows(*kinds: Kind) -> list[dict[str, Any]]:
-            return [dataclasses.asdict(each) for each in self.of(*kinds)]
-
         return {
             "base": self.base,
             "head": self.head,
             "headline": headline(self.effects),
             "notes": list(self.notes),
-            "data_loss": rows("loss"),
-            "refused": rows("refused"),
-            "weakened": rows("weakened", "boot"),
+            "effects": [dataclasses.asdict(each) for each in self.effects],
             "changes": [
                 {name: getattr(change, name) for name in _FACTS}
                 | {"properties": [path for path, _, _ in change.differences()]}
                 for change in self.changes
             ],
-            "security": rows("security"),
-            "run": self.run_effects,
-            "others": rows("drift", "data", "alarm", "stack"),
             "costs": [dataclasses.asdict(row) for row in self.costs],
             "prices": self.prices,
             "warnings": list(self.warnings),
@@ -122,22 +103,17 @@ def headline(effects: Sequence[Effect]) -> str:
     """Say what the effects add up to: of the rows alone, so that it cannot contradict them."""
     if not effects:
         return "**Nothing changes**: both sides synthesize to the same resources."
-    number = Counter(each.kind for each in effects)
-    doubt = " found" if number["data"] else ""
-    parts = [] if number["loss"] else [f"No data loss{doubt}."]
-    parts += [text.format(number[kind]) for kind, text in _COUNTED.items() if number[kind]]
-    done = Counter(each.action for each in effects if each.kind == "resource")
-    counts = ", ".join(
-        f"{done[action]} {words}" for action, words in _ACTIONS.items() if done[action]
-    )
-    parts += [f"Resources: {counts}."] if counts else []
-    if number["security"]:
-        widened = sum(each.action == "widens" for each in effects if each.kind == "security")
-        parts.append(
-            f"Permissions and protections changed: {number['security']}; widened: {widened}."
-        )
+    kinds = {each.kind for each in effects}
+    doubt = " found" if "data" in kinds else ""
+    parts = [] if "loss" in kinds else [f"No data loss{doubt}."]
+    for kind, head in {**HEADINGS, "resource": "Resources"}.items():
+        done = Counter(each.action for each in effects if each.kind == kind)
+        text = ", ".join(f"{count} {action}".strip() for action, count in done.items())
+        parts += [f"**{head}: {text}.**" if kind in _BOLD else f"{head}: {text}."] if done else []
     words = sorted({each.accept for each in effects} - {""})
-    return " ".join([*parts, f"**To be accepted: {', '.join(words)}.**" if words else ""]).strip()
+    return " ".join(
+        [*parts, *(f"**To be accepted: {each}.**" for each in [", ".join(words)] if each)]
+    )
 
 
 def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
@@ -162,55 +138,52 @@ def _effects(
 ) -> Iterator[Effect]:
     for name, stack in base.stacks.items():
         if stack.drift:
-            yield Effect(kind="drift", stack=name, what=stack.drift)
-    yield from (losses := find_losses(base, head, changes))
+            yield Effect("drift", stack.drift, stack=name)
+    yield from find_losses(base, head, changes)
     yield from find_unbootable(base, head)
     yield from find_weakened(base, head, changes)
     yield from find_refusals(base, head, changes)
     neutral = without_names(base, head, changes)
-    for row in (security := find_security_changes(neutral)):
+    for row in find_security_changes(head, neutral):
         # A stack that is not deployed yet takes nothing from what is.
         is_first = base.is_deployed and row.stack not in base.stacks
         yield dataclasses.replace(row, accept="") if is_first else row
-    yield from (Effect(kind="run", what=each) for each in find_run_effects(base, head, changes))
-    yield from find_held_back(head, neutral, security)
-    yield from _rest(neutral, {(each.stack, each.path) for each in losses})
-    yield from (Effect(kind="stack", what=each) for each in _added_and_removed_stacks(base, head))
+    yield from (Effect("run", each) for each in find_run_effects(base, head, changes))
+    yield from _rest(neutral)
+    yield from (Effect("stack", each) for each in _added_and_removed_stacks(base, head))
     for change in changes:
         yield dataclasses.replace(change.effect("resource", change.why), action=change.action)
-    yield from (Effect(kind="cost", what=row.name) for row in costs if row.difference)
+    yield from (Effect("cost", row.name) for row in costs if row.difference)
 
 
-def _rest(changes: Sequence[Change], lost: set[tuple[str, str]]) -> Iterator[Effect]:
+def _rest(changes: Sequence[Change]) -> Iterator[Effect]:
     """Yield each changed property of what keeps data, trains or watches, if no rule is for it."""
     for change in changes:
-        kind = "data" if change.type in STATEFUL else _SERVED.get(change.type.rpartition("::")[0])
-        kind = kind or _SERVED.get(change.type)
-        if kind is None or (kind == "data" and (change.stack, change.path) in lost):
-            continue
+        kind = _SERVED.get(change.type.split("::")[1], "run")
+        kind = "data" if change.type in STATEFUL else kind
         if change.action in ("added", "removed"):
             if change.type.startswith("AWS::EC2") and "Fleet" not in change.type:
-                yield change.effect(kind, f"{change.path} is {change.action}.")
+                yield change.effect(kind, f"{change.action}.")
             continue
         found = [each for each in change.differences() if not _TOLD.search(each[0])]
+        verb = _fires(change, found) if kind == "alarm" else "changes"
+        listed = [f"{path} {short(old)} → {short(new)}" for path, old, new in found]
+        more = f" and {len(listed) - 6} more" if listed[6:] else ""
         if found:
-            verb = _fires(change, found) if kind == "alarm" else "changes"
-            listed = [f"{path} {short(old)} → {short(new)}" for path, old, new in found]
-            more = f" and {len(listed) - 6} more" if listed[6:] else ""
-            yield change.effect(kind, f"{change.path} {verb}: {'; '.join(listed[:6])}{more}.")
+            yield change.effect(kind, f"{verb}: {'; '.join(listed[:6])}{more}.")
 
 
 def _fires(alarm: Change, found: Sequence[tuple[str, Any, Any]]) -> str:
     """Say whether a changed alarm fires later, sooner or on something else."""
-    numbers = {
-        path: new - old
+    steps = [
+        # Lower is later where an alarm fires below its threshold.
+        (old - new if path == "Threshold" and "Less" in json.dumps(alarm.new) else new - old)
         for path, old, new in found
         if isinstance(old, int | float) and isinstance(new, int | float)
-    }
-    if "Less" in str(alarm.new_properties.get("ComparisonOperator")) and "Threshold" in numbers:
-        numbers["Threshold"] *= -1
-    later = any(each > 0 for each in numbers.values())
-    return "**fires later**" if later else "fires sooner" if numbers else "changes"
+    ]
+    return (
+        "**fires later**" if max(steps, default=0) > 0 else "fires sooner" if steps else "changes"
+    )
 
 
 def _with_cli_replacements(changes: Sequence[Change], diffs: Sequence[CdkDiff]) -> list[Change]:

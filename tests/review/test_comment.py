@@ -26,6 +26,7 @@ def test_the_worst_stands_first(review_of: Callable[..., Review]) -> None:
     assert heads == [
         "### Data loss",
         "### A deploy would fail",
+        "### What keeps data",
         "### Replaced and removed",
         "### A run in progress",
         "### Cost and run time",
