@@ -68,6 +68,7 @@ _PROTECTIONS = {
     "AWS::KMS::Key": ("EnableKeyRotation",),
     "AWS::EC2::FlowLog": ("TrafficType",),
 }
+Known = set[tuple[str, bool]]  # actions, and whether on any resource
 _ENCRYPTION = re.compile(r"Encrypt|Kms\w*Key|KMS\w*Key")
 # What actions with these names destroy, or let somebody do who could not.
 _GRAVE = (
@@ -172,25 +173,36 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def find_security_changes(head: Side, changes: Sequence[Change]) -> list[Effect]:
+def find_security_changes(base: Side, head: Side, changes: Sequence[Change]) -> list[Effect]:
     """List the changes of permissions and protections, widening ones first."""
-    found = [_held_back(row, change, head) for change in changes for row in _of(change)]
+    found = []
+    for change in changes:
+        is_new = change.stack not in base.stacks
+        # A new stack may do what others do; one that is not deployed takes nothing from what is.
+        known = {
+            (it.action, it.resource == "*")
+            for each in base.stacks.values()
+            for resource in (each.resources.values() if is_new else ())
+            for it in _granted(resource)
+        }
+        rows = _of(change, _holder(change, head), known)
+        found += [replace(it, accept="") if is_new and base.is_deployed else it for it in rows]
     order = {"widens": 0, "changes": 1, "narrows": 2}
     return sorted(found, key=lambda item: (order[item.action], item.stack, item.path))
 
 
-def _held_back(row: Effect, change: Change, head: Side) -> Effect:
-    """Name who must agree if the Guard may do less, or the topic takes less."""
+def _holder(change: Change, head: Side) -> str:
+    """Return who must agree if a change takes permissions away: the Guard's or the alarms'."""
     stack, old = head.stacks[change.stack], change.old_properties
     named = [old.get(key) for key in ("Roles", "FunctionName", "Topics")]
     holders = {change.logical_id, *(name for name, _ in references(named))} & stack.resources.keys()
     roles = {name for each in stack.of_type("AWS::Lambda::Function")
              for name, _ in references(each.get("Role"))}  # fmt: skip
-    if row.action != "narrows" or not row.what.startswith(("−", "+ Deny")) or not holders:
-        return row
+    if change.old is None or not holders:
+        return ""
     if change.type == "AWS::Lambda::Permission" or holders & roles:
-        return replace(row, accept="guard")
-    return replace(row, accept="alarms") if change.type == "AWS::SNS::TopicPolicy" else row
+        return "guard"
+    return "alarms" if change.type == "AWS::SNS::TopicPolicy" else ""
 
 
 def without_names(base: Side, head: Side, changes: Sequence[Change]) -> list[Change]:
@@ -236,21 +248,18 @@ def _neutral(text: str, run_id: str, new_ids: Iterable[tuple[str, str]] = ()) ->
     return text
 
 
-def _of(change: Change) -> Iterator[Effect]:
+def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
     # What a stack keeps when it goes stays in force.
     if change.action == "removed" and (change.old or {}).get("DeletionPolicy") == "Retain":
         return
-    for name in DOCUMENTS.get(change.type, ()):
-        old, new = (permissions(each.get(name)) for each in _both(change))
-        yield from _permission_changes(change, old, new)
-    if change.type == "AWS::IAM::Role":
-        old, new = (_inline(each) for each in _both(change))
-        yield from _permission_changes(change, old, new)
+    old, new = (_granted(each) for each in (change.old, change.new))
+    yield from _permission_changes(change, old, new, holder, known)
     for name in _GRANTS.get(change.type, ()):
-        yield from _grant_changes(change, name, *(each.get(name) or [] for each in _both(change)))
+        lists = (each.get(name) or [] for each in _both(change))
+        yield from _grant_changes(change, name, *lists, holder)
     if change.type in _GRANTING:
         whole = ([each] if each else [] for each in _both(change))
-        yield from _grant_changes(change, change.type.rpartition("::")[2], *whole)
+        yield from _grant_changes(change, change.type.rpartition("::")[2], *whole, holder)
     if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
             if not _device_goes(path, change) and any(
@@ -278,45 +287,62 @@ def _both(change: Change) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return change.old_properties, change.new_properties
 
 
-def _inline(role: Mapping[str, Any]) -> set[Permission]:
-    documents = (policy.get("PolicyDocument") for policy in role.get("Policies") or [])
-    return {each for document in documents for each in permissions(document)}
-
-
 def _permission_changes(
-    change: Change, old: set[Permission], new: set[Permission]
+    change: Change, old: set[Permission], new: set[Permission], holder: str, known: Known
 ) -> Iterator[Effect]:
+    left = {replace(each, resource="", condition="") for each in new if each.effect == "Allow"}
     for sign, found in (("−", old - new), ("+", new - old)):
-        for is_grave in (True, False):
-            for sentence in sentences(each for each in found if _is_grave(each, sign) == is_grave):
-                # Removing a denial widens access, like adding a permission.
-                is_wider = (sign == "+") != sentence.startswith("Deny")
-                action, accept = "widens" if is_wider else "narrows", "permissions" * is_grave
-                yield _row(change, action, f"{sign} {sentence}", accept)
+        words: dict[tuple[bool, str], list[Permission]] = {}
+        for each in found:
+            # Removing a denial widens access, like adding a permission.
+            is_wider, accept = (sign == "+") != (each.effect == "Deny"), ""
+            if is_wider and (each.action, each.resource == "*") not in known:
+                # The first policy of a new key or log group is its own.
+                is_own = change.old is None and change.type in (
+                    "AWS::KMS::Key",
+                    "AWS::Logs::LogGroup",
+                )
+                accept = "permissions" * (_is_grave(each) and not is_own)
+            elif not is_wider and replace(each, resource="", condition="") not in left:
+                accept = holder
+            words.setdefault((is_wider, accept), []).append(each)
+        for (is_wider, accept), listed in words.items():
+            for sentence in sentences(listed):
+                yield _row(
+                    change, "widens" if is_wider else "narrows", f"{sign} {sentence}", accept
+                )
 
 
-def _is_grave(permission: Permission, sign: str) -> bool:
-    """Whether a permission to come, or a denial to go, destroys, empowers or names anything."""
-    if permission.effect == "Deny" or sign == "−":
-        return permission.effect == "Deny" and sign == "−"
+def _granted(resource: Mapping[str, Any] | None) -> set[Permission]:
+    """Return what a resource's documents say."""
+    properties = (resource or {}).get("Properties") or {}
+    names = DOCUMENTS.get(str((resource or {}).get("Type")), ())
+    listed = [properties.get(name) for name in names]
+    listed += [each.get("PolicyDocument") for each in properties.get("Policies") or []]
+    return {it for document in listed for it in permissions(document)}
+
+
+def _is_grave(permission: Permission) -> bool:
+    """Whether a permission, or a denial that goes, destroys, empowers or names anything."""
     head, star, _ = permission.action.rpartition(":")[2].partition("*")
     is_named = any(head.startswith(verb) or (star and verb.startswith(head)) for verb in _GRAVE)
     resource = re.sub(r"\$\{[^}]*\}", "", permission.resource)
     # In the policy of a resource, a star is the resource itself; lists take no resource.
     is_any = not permission.principal and not head.startswith(("Describe", "List"))
     return (
-        is_named
+        permission.effect == "Deny"
         or permission.action.startswith("all but ")
+        or (is_named and not permission.principal.startswith("Service "))
         or (is_any and bool(_ANYTHING.match(resource)))
     )
 
 
 def _grant_changes(
-    change: Change, name: str, before: Sequence[Any], after: Sequence[Any]
+    change: Change, name: str, before: Sequence[Any], after: Sequence[Any], holder: str
 ) -> Iterator[Effect]:
     old, new = ({spell(item) for item in items} for items in (before, after))
     for item in sorted(old - new):
-        yield _row(change, "narrows", f"− {name}: {item}")
+        yield _row(change, "narrows", f"− {name}: {item}", holder)
     for item in sorted(new - old):
         # No template shows what a managed policy allows.
         accept = "permissions" if name in ("ManagedPolicyArns", "AccessKey") else ""

@@ -144,10 +144,7 @@ def _effects(
     yield from find_weakened(base, head, changes)
     yield from find_refusals(base, head, changes)
     neutral = without_names(base, head, changes)
-    for row in find_security_changes(head, neutral):
-        # A stack that is not deployed yet takes nothing from what is.
-        is_first = base.is_deployed and row.stack not in base.stacks
-        yield dataclasses.replace(row, accept="") if is_first else row
+    yield from find_security_changes(base, head, neutral)
     yield from (Effect("run", each) for each in find_run_effects(base, head, changes))
     yield from _rest(neutral)
     yield from (Effect("stack", each) for each in _added_and_removed_stacks(base, head))

@@ -275,7 +275,7 @@ CASES = {
         edit=at(LAUNCH, "", f"{DATA}.TagSpecifications",
                 lambda old: [{**each, "Tags": [tag for tag in each["Tags"]
                                                if tag["Key"] != "Stack"]} for each in old]),
-        kind="run", says=".Key Stack → ",
+        kind="run", says="Tags.Stack.Key Stack → -",
     ),
     "plain http": Case(
         edit=without("DatasetBucket", "SecureTransport", "S3::BucketPolicy"),
