@@ -44,22 +44,15 @@ def _top(review: Review) -> Iterable[str]:
     yield f"`{review.head}` against `{review.base}`.\n"
     yield from (f"- {note}" for note in review.notes)
     for kind, head in HEADINGS.items():
-        found = review.of(kind)
-        if kind == "security" and review.destructive:
-            yield "\n### Replaced and removed\n"
-            yield from _table(
-                ("resource", "type", "", "why"),
-                (
-                    (_code(f"{each.stack}/{each.path}"), each.type, each.action, _cell(each.why))
-                    for each in review.destructive
-                ),
-            )
+        # What is only added or changed is in the last table and in the diff.
+        found = [each for each in review.of(kind) if each.action not in ("added", "changed")]
         if found or kind == "run":
             yield f"\n### {head}\n"
             yield from _items(found)
         if kind == "run" and not found:
-            rows = [each for each in review.effects if each.action != "widens"]
-            above = [head for kind, head in HEADINGS.items() if any(it.kind == kind for it in rows)]
+            idle = ("widens", "added", "changed")
+            kinds = {each.kind for each in review.effects if each.action not in idle}
+            above = [head for kind, head in HEADINGS.items() if kind in kinds]
             yield f"See {', '.join(above)}." if above else "Not affected."
     yield from _costs(review)
     rows = list(_difference_rows(review.changes))

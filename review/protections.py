@@ -34,8 +34,8 @@ _MINUTES = {"minute": 1.0, "hour": 60.0, "day": 1440.0}
 # S3 does not call a statement public if it fixes the value of one of these: docs.aws.amazon.com/
 # AmazonS3/latest/userguide/access-control-block-public-access.html, "The meaning of public".
 _NARROWING = re.compile(
-    "kms:CallerAccount|aws:(PrincipalOrgID|PrincipalOrgPaths|PrincipalArn|PrincipalAccount|SourceIp|SourceArn|"
-    "SourceVpce?|SourceOwner|SourceAccount|userid)|s3:DataAccessPoint(Arn|Account)",
+    "kms:CallerAccount|aws:(PrincipalOrgID|PrincipalOrgPaths|PrincipalArn|PrincipalAccount|"
+    "SourceIp|SourceArn|SourceVpce?|SourceOwner|SourceAccount|userid)|s3:DataAccessPoint(Arn|Account)",
     re.IGNORECASE,
 )
 # What lets anyone in without a policy document.
@@ -75,7 +75,7 @@ def _idle(change: Change, changes: Sequence[Change], base: Side) -> _Weakened:
     """Find alarms, rules and functions that no longer do anything, or are cut off."""
     name, what, acts = _watcher(change, base) if change.old else ("", "", "")
     old, new = change.old_properties, change.new_properties
-    if not _works(acts, old):
+    if not (name and _works(acts, old)):
         return
     how = f"has no {acts}" if new and not new.get(acts) else "is disabled" if new else "is removed"
     # The same handler, or the same properties, may do the job under another logical id.

@@ -255,11 +255,11 @@ def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
     old, new = (_granted(each) for each in (change.old, change.new))
     yield from _permission_changes(change, old, new, holder, known)
     for name in _GRANTS.get(change.type, ()):
-        lists = (each.get(name) or [] for each in _both(change))
-        yield from _grant_changes(change, name, *lists, holder)
+        had, has = (each.get(name) or [] for each in _both(change))
+        yield from _grant_changes(change, name, had, has, holder)
     if change.type in _GRANTING:
-        whole = ([each] if each else [] for each in _both(change))
-        yield from _grant_changes(change, change.type.rpartition("::")[2], *whole, holder)
+        had, has = ([each] if each else [] for each in _both(change))
+        yield from _grant_changes(change, change.type.rpartition("::")[2], had, has, holder)
     if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
             if not _device_goes(path, change) and any(

@@ -25,14 +25,12 @@ _FACTS = ("stack", "logical_id", "path", "type", "action", "why")
 HEADINGS: dict[Kind, str] = {
     "drift": "Drift", "stack": "Stacks", "loss": "Data loss", "boot": "A machine cannot boot",
     "weakened": "Protections lost", "refused": "A deploy would fail", "data": "What keeps data",
-    "security": "Security", "run": "A run in progress", "alarm": "Alarms",
+    "resource": "Resources", "security": "Security", "run": "A run in progress",
+    "alarm": "Alarms",
 }  # fmt: skip
 _BOLD = ("drift", "loss", "boot", "weakened", "refused")
 # What a resource serves, by its service: elsewhere the run, except what keeps data.
-_SERVED: dict[str, Kind] = {
-    **dict.fromkeys(("CloudWatch", "SNS"), "alarm"),
-    "S3": "data",
-}
+_SERVED: dict[str, Kind] = {"CloudWatch": "alarm", "SNS": "alarm", "S3": "data"}
 # Properties whose effects have sentences of their own, and the wording of people.
 _TOLD = re.compile(
     r"Policy(Document)?(\.|$)|UserData|Overrides|ImageId|Code\.|DashboardBody|Description|^Tags|"
@@ -106,7 +104,7 @@ def headline(effects: Sequence[Effect]) -> str:
     kinds = {each.kind for each in effects}
     doubt = " found" if "data" in kinds else ""
     parts = [] if "loss" in kinds else [f"No data loss{doubt}."]
-    for kind, head in {**HEADINGS, "resource": "Resources"}.items():
+    for kind, head in HEADINGS.items():
         done = Counter(each.action for each in effects if each.kind == kind)
         text = ", ".join(f"{count} {action}".strip() for action, count in done.items())
         parts += [f"**{head}: {text}.**" if kind in _BOLD else f"{head}: {text}."] if done else []
@@ -149,7 +147,8 @@ def _effects(
     yield from _rest(neutral)
     yield from (Effect("stack", each) for each in _added_and_removed_stacks(base, head))
     for change in changes:
-        yield dataclasses.replace(change.effect("resource", change.why), action=change.action)
+        what = f"{change.type}; {change.why}".removesuffix("; ")
+        yield dataclasses.replace(change.effect("resource", what), action=change.action)
     yield from (Effect("cost", row.name) for row in costs if row.difference)
 
 

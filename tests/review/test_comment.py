@@ -27,7 +27,7 @@ def test_the_worst_stands_first(review_of: Callable[..., Review]) -> None:
         "### Data loss",
         "### A deploy would fail",
         "### What keeps data",
-        "### Replaced and removed",
+        "### Resources",
         "### A run in progress",
         "### Cost and run time",
         "### What changes",

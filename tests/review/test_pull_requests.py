@@ -316,8 +316,9 @@ def assert_it_says_so(review: Review, kind: str, says: str, accept: str | None) 
     assert says.replace("|", "\\|") in comment
     assert "Nothing changes" not in comment
     assert ("No data loss. " in comment) == (not review.of("loss", "data"))
-    others = [each for each in review.effects if each.kind not in ("resource", "cost")]
-    assert ("Not affected." in comment) == all(each.action == "widens" for each in others)
+    others = [each for each in review.effects if each.kind != "cost"]
+    idle = ("widens", "added", "changed")
+    assert ("Not affected." in comment) == all(each.action in idle for each in others)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
