@@ -27,7 +27,7 @@ _NEEDS = {
 def find_unbootable(base: Side, head: Side) -> list[Effect]:
     """List what machines of head lack and those of base have, for each training stack."""
     return [
-        Effect("boot", f"a new machine cannot boot: {why}", "keep it", "boot", name, path)
+        Effect("boot", f"a new machine cannot boot: {why}", "keep what it had", "boot", name, path)
         for name in sorted(head.stacks.keys() & base.stacks.keys())
         for path, why in sorted({*_missing(head, name)} - {*_missing(base, name)})
     ]
@@ -56,7 +56,7 @@ def _missing(side: Side, name: str) -> Iterator[tuple[str, str]]:
             where = path_of(subnet, network.resources[subnet])
             own = network.resources[subnet]["Properties"].get("MapPublicIpOnLaunch")
             if not _leads_out(network, subnet, is_public=all(given) if given else bool(own)):
-                yield where, f"{where} gives it neither a public address nor another way to AWS"
+                yield "", f"in {where} it has neither a public address nor another way to AWS"
 
 
 def _lets_https_out(rule: Mapping[str, Any]) -> bool:

@@ -78,7 +78,7 @@ def _parts(side: StackSide) -> dict[str, Any]:
     """Return a stack's resources, and as one more what it declares besides them."""
     kept = {"Resources", "Outputs", "Metadata", "Rules"}  # plain outputs only inform
     properties = {name: each for name, each in side.template.items() if name not in kept}
-    properties |= {"exports": exports_of(side), "is_protected": side.is_protected}
+    properties |= {"exports": exports_of(side), "TerminationProtection": side.is_protected}
     itself = {"Type": "AWS::CloudFormation::Stack", "Properties": properties,
               "Metadata": {"aws:cdk:path": "/(the stack)"}}  # fmt: skip
     return {**side.resources, "(the stack)": itself} if side.template else {}

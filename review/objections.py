@@ -30,6 +30,7 @@ _STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
 _TIMES = re.compile(r"^(?!Lifecycle).*(Days|Period|Seconds)$")
 # Told by rules of their own, here and in security.py.
 _TOLD = re.compile("Lifecycle|PublicAccessBlock|BucketKeyEnabled|EnableKeyRotation")
+_GUARDED = "TerminationProtection"
 _VERSIONS = "deletes old versions for good"
 _ADOPTED_BY = {
     "DatasetBucket": "dataset_bucket=ITS-NAME",
@@ -65,7 +66,7 @@ def _renamed_stacks(base: Side, head: Side) -> Iterator[Effect]:
 
 def _losses_of(change: Change) -> Iterator[Effect]:
     kind = STATEFUL.get(change.type)
-    if change.old_properties.get("is_protected") and not change.new_properties["is_protected"]:
+    if change.old_properties.get(_GUARDED) and not change.new_properties[_GUARDED]:
         what = "termination protection is removed: `cdk destroy` would succeed"
         yield change.effect("loss", what, "keep termination_protection=True")
     if kind is None or change.old is None:
@@ -102,7 +103,7 @@ def _kept_less(change: Change, kind: str) -> Iterator[Effect]:
         what = f"{path} of the {kind} goes from {short(old)} to {short(new)}"
         if _TIMES.search(path) and _days(new) < _days(old):
             what += ": its content is deleted for good that much sooner"
-            yield change.effect("loss", what, f"keep {path}", "retention")
+            yield change.effect("loss", what, f"keep {short(old)}", "retention")
         elif _is_on(old, path) and not _is_on(new, path) and not _TOLD.search(path):
             if path.startswith("Versioning"):
                 what = "versioning is suspended: an overwritten or deleted object is gone at once"

@@ -34,7 +34,7 @@ _SERVED: dict[str, Kind] = {"CloudWatch": "alarm", "SNS": "alarm", "S3": "data"}
 # Properties whose effects have sentences of their own, and the wording of people.
 _TOLD = re.compile(
     r"Policy(Document)?(\.|$)|UserData|Overrides|ImageId|Code\.|DashboardBody|Description|^Tags|"
-    r"TargetCapacity|LaunchTemplateSpecification|^Value$|is_protected|Variables\.(FORECAST|MAX_|"
+    r"TargetCapacity|LaunchTemplateSpecification|^Value$|TerminationProtection|Variables\.(FORECAST|MAX_|"
     r"DEADLINE|HEARTBEAT|\w*USD_PER_HOUR|CALL_EVERY)"
 )
 

@@ -114,7 +114,7 @@ CASES = {
     ),
     "no public address": Case(
         edit=at("EC2::Subnet", "", "MapPublicIpOnLaunch", False),
-        kind="boot", says="a new machine cannot boot: Network/Vpc/PublicSubnet", accept="boot",
+        kind="boot", says="a new machine cannot boot: in Network/Vpc/PublicSubnet", accept="boot",
         stack=NETWORK,
     ),
     "ledger's denial": Case(
