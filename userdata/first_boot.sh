@@ -14,10 +14,12 @@ end_machine() {
     why="boot failed at fetch: ${lacks:-no boot started from ${BUNDLE_URI:-an unknown bundle}}; "
     why+="read /var/log/cloud-init-output.log on $instance"
     echo "[failed] machine $instance: $why"
+    now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
     # A fleet of type maintain replaces what was terminated; the Guard counts these machines.
-    until python3 "$root/etc/training/end_machine.py" "$instance" "$why"; do
+    until python3 "$root/etc/training/end_machine.py" "$instance" "$now" "$why"; do
         sleep "${TERMINATE_RETRY_SECONDS:-60}"
     done
+    echo "[ok] machine $instance: EC2 terminates it"
 }
 trap end_machine EXIT
 

@@ -85,7 +85,8 @@ def _take_over_scripts(image: Path, own: Path) -> None:
     """Copy the image's scripts, such as torchrun, and make them start this environment's python."""
     interpreters = tuple(f"#!{folder}/python".encode() for folder in (image, image.resolve()))
     for path in image.iterdir():
-        if path.is_dir() or (own / path.name).exists():
+        # A link may lead nowhere.
+        if not path.is_file() or (own / path.name).exists():
             continue
         with path.open("rb") as file:
             if not file.read(1024).startswith(interpreters):
@@ -164,7 +165,7 @@ def _unbuildable(lines: Sequence[str]) -> RefusedError | None:
     package = ""
     for line in lines:
         if found := re.match(r" *(Collecting|Processing|Building wheel for) (\S+)", line):
-            package = found[2]
+            package = found[2].rpartition("/")[2]
         # pip indents what a build has said.
         elif line.startswith("      ") and _CANNOT_BUILD.search(said := line.strip()):
             return RefusedError(

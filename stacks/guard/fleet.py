@@ -1,5 +1,6 @@
 """The stack's Spot fleet and its instances: as EC2 describes them, and the ways to end them."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ SPOT, ON_DEMAND = "spot", "on-demand"
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
+_WHEN = re.compile(r"\((\d+-\d+-\d+ \d+:\d+:\d+) (?:GMT|UTC)\)")
 # EC2's error codes for conditions that will have passed some minutes later.
 PASSING = frozenset(["FleetNotInModifiableState", "InvalidSpotFleetRequestId.NotFound"])
 
@@ -38,6 +40,7 @@ class StackInstance:
     is_taken_back: bool = False
     zone: str = ""
     ended_by: str = ""  # why it ended, in EC2's words
+    ended: float = 0.0  # since 1970; 0 where EC2 does not say
 
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
@@ -63,7 +66,9 @@ def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
 
 def _instance(described: dict[str, Any]) -> StackInstance:
     tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
-    why = described.get("StateReason", {})
+    why, is_live = described.get("StateReason", {}), described["State"]["Name"] in LIVE_STATES
+    # "User initiated (2026-11-28 12:34:56 GMT)", which a live instance may keep from a restart.
+    ended = _WHEN.search("" if is_live else described.get("StateTransitionReason", ""))
     return StackInstance(
         id=described["InstanceId"],
         run_id=tags.get("RunId", ""),
@@ -71,11 +76,12 @@ def _instance(described: dict[str, Any]) -> StackInstance:
         size=described["InstanceType"],
         market=SPOT if described.get("InstanceLifecycle") == "spot" else ON_DEMAND,
         launched=described["LaunchTime"].timestamp(),
-        is_live=described["State"]["Name"] in LIVE_STATES,
+        is_live=is_live,
         is_running=described["State"]["Name"] == "running",
         is_taken_back=why.get("Code") in TAKEN_BACK,
         zone=described.get("Placement", {}).get("AvailabilityZone", ""),
         ended_by=why.get("Message") or why.get("Code", ""),
+        ended=datetime.fromisoformat(f"{ended[1]}Z").timestamp() if ended else 0.0,
     )
 
 
