@@ -23,8 +23,8 @@ end_machine() {
 }
 trap end_machine EXIT
 
-# The image's packages are kept, from before the first minute's upgrades on: none may replace the
-# driver or restart the trainer, nor may needrestart, whatever a manually installed package replaces.
+# First of all, as upgrades may be due at boot: the image's packages are kept, so none may replace
+# the driver mid-run, and needrestart leaves our services alone whatever is installed by hand.
 mkdir -p "$root/etc/apt/apt.conf.d" "$root/etc/needrestart/conf.d"
 echo 'APT::Periodic::Enable "0";' >"$root/etc/apt/apt.conf.d/99-training.conf"
 echo "\$nrconf{override_rc}{qr(^(training|interruption-handler))} = 0;" \
