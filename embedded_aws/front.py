@@ -5,9 +5,6 @@ Each of moto's services handles one request at a time, as moto is not thread-saf
 If-Match and writes in two steps, and lists dictionaries that another request may be changing.
 """
 
-import base64
-import functools
-import hashlib
 import io
 import json
 import re
@@ -15,21 +12,17 @@ import socket
 import struct
 import threading
 import uuid
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never
-from urllib.parse import parse_qs
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-import botocore.session
 from botocore import xform_name
 from moto.core.parse import QueryParser
 from moto.core.serialize import QuerySerializer, SerializationContext
 from moto.core.utils import get_service_model
-from moto.s3.models import s3_backends
 from werkzeug.datastructures import MultiDict
 from werkzeug.wrappers import Request, Response
 
@@ -37,8 +30,10 @@ from embedded_aws.cloudformation.errors import CloudFormationError
 from embedded_aws.faults import GUARD, JOB_SERVICES, MACHINES, SUBMITTERS, Fault, FaultInjector
 from embedded_aws.iam.access import AccessControl, Denied
 from embedded_aws.iam.evaluation import Caller
-from embedded_aws.iam.requests import asked, read_call
+from embedded_aws.iam.requests import asked
 from embedded_aws.iam.sessions import FUNCTION_KEY, INSTANCE_KEY, NOBODY
+from embedded_aws.limits import Limits
+from embedded_aws.mistakes import find_mistake
 from embedded_aws.moto_services import moto_services, signed_for
 from embedded_aws.service_jobs import ServiceJobs
 
@@ -51,6 +46,7 @@ class Front:
         self.cloudformation = cloudformation
         self.access = access
         self.jobs: ServiceJobs | None = None
+        self.limits: Limits | None = None
         self.faults = FaultInjector()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -63,8 +59,9 @@ class Front:
         if refused is None and self.access is not None:
             denied = self.access.refuses(service, environ, body)
             refused = denied and denial(service, environ, denied)
-            if refused is None:
-                mistake = find_mistake(service, environ, body, self.access.account)
+            if refused is None and self.limits is not None:
+                account = self.access.account
+                mistake = find_mistake(self.limits, service, environ, body, account)
                 refused = mistake and answer_error(service, environ, *mistake)
         if refused is not None:
             return refused(environ, start_response)
@@ -172,7 +169,8 @@ def refusal(service: str, environ: Mapping[str, Any], action: str, status: int) 
 
 
 def _denied(service: str, environ: Mapping[str, Any], message: str) -> Response:
-    code = "AccessDeniedException" if _is_json(environ) else "AccessDenied"
+    is_json = _is_json(environ) or service in _REST_JSON
+    code = "AccessDeniedException" if is_json else "AccessDenied"
     if service == "ec2":
         code = "UnauthorizedOperation"
         message = f"You are not authorized to perform this operation. {message}"
@@ -194,6 +192,10 @@ def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Res
     return answer_error(service, environ, code, message, 400 if service == "ec2" else 403)
 
 
+# Their requests may have no body, or one that is not JSON; their answers are.
+_REST_JSON = ("batch", "lambda")
+
+
 def _is_json(environ: Mapping[str, Any]) -> bool:
     """Whether the request, and so its answer, is in JSON rather than XML."""
     return "json" in environ.get("CONTENT_TYPE", "")
@@ -203,10 +205,10 @@ def answer_error(
     service: str, environ: Mapping[str, Any], code: str, message: str, status: int
 ) -> Response:
     """Return an error in the service's format."""
-    if _is_json(environ) and service != "s3":
+    if service in _REST_JSON or (_is_json(environ) and service != "s3"):
         content = json.dumps({"__type": code, "message": message})
         # Errors of JSON services, including denials, have status 400.
-        status = status if status >= 500 or service == "batch" else 400
+        status = status if status >= 500 or service in _REST_JSON else 400
         return Response(content, status=status, content_type="application/x-amz-json-1.1")
     message = escape(message)
     error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
@@ -217,74 +219,6 @@ def answer_error(
     else:
         text = f"<ErrorResponse>{error}<RequestId>refused</RequestId></ErrorResponse>"
     return Response(text, status=status, content_type="text/xml")
-
-
-_GROUP = r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]{1,255}"
-_MORE = {
-    ("ec2", "CreateSecurityGroup"): {"GroupName": _GROUP, "GroupDescription": _GROUP},
-    ("ec2", "CreateLaunchTemplate"): {"LaunchTemplateName": r"[a-zA-Z0-9()./_\-]{3,128}"},
-    ("cloudwatch", "PutDashboard"): {"DashboardName": r"[a-zA-Z0-9_\-]{1,255}"},
-    ("ssm", "PutParameter"): {"Name": r"[a-zA-Z0-9_.\-/]{1,2048}"},
-}
-_DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
-    "SHA256": lambda body: hashlib.sha256(body).digest(),
-    "CRC32": lambda body: zlib.crc32(body).to_bytes(4, "big"),
-}
-_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
-
-
-def find_mistake(
-    service: str, environ: Mapping[str, Any], body: bytes, account: str
-) -> tuple[str, str, int] | None:
-    """Return the error code, message and status of a request that AWS would refuse, or None."""
-    if service == "s3":
-        return _mistake_in_s3(environ, body, s3_backends[account]["aws"].buckets)
-    name, values = read_call(service, environ, body)
-    wanted = _patterns({"monitoring": "cloudwatch"}.get(service, service), name)
-    for parameter, pattern in wanted.items():
-        value = values.get(parameter)
-        if isinstance(value, str) and not re.fullmatch(pattern, value):
-            code = {"ec2": "InvalidParameterValue", "iam": "ValidationError"}.get(service)
-            message = (
-                f"1 validation error detected: Value '{value}' at '{parameter}' failed to satisfy "
-                f"constraint: Member must satisfy regular expression pattern: {pattern}"
-            )
-            return code or "ValidationException", message, 400
-    return None
-
-
-def _mistake_in_s3(
-    environ: Mapping[str, Any], body: bytes, buckets: Any
-) -> tuple[str, str, int] | None:
-    query = parse_qs(environ.get("QUERY_STRING", ""))
-    bucket, _, key = str(environ.get("PATH_INFO", "")).lstrip("/").partition("/")
-    upload = query.get("uploadId", [""])[0]
-    if upload and bucket in buckets and upload not in buckets[bucket].multiparts:
-        return "NoSuchUpload", "The specified upload does not exist.", 404
-    if environ["REQUEST_METHOD"] == "PUT" and not key and not _BUCKET.fullmatch(bucket):
-        return "InvalidBucketName", "The specified bucket is not valid.", 400
-    for name, digest in _DIGESTS.items() if environ["REQUEST_METHOD"] == "PUT" else ():
-        given = environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}")
-        if given and given != base64.b64encode(digest(body)).decode():
-            message = f"The {name} you specified did not match the calculated checksum."
-            return "BadDigest", message, 400
-    return None
-
-
-@functools.cache
-def _patterns(service: str, operation: str) -> Mapping[str, str]:
-    if not operation.startswith(("Create", "Put")):
-        return {}
-    model = botocore.session.get_session().get_service_model(service)
-    shape = model.operation_model(operation).input_shape
-    found = {}
-    for name, member in shape.members.items() if shape else ():
-        pattern, longest = member.metadata.get("pattern"), member.metadata.get("max", 10**6)
-        # Other strings may be JSON documents, and some patterns only Java can read.
-        if member.type_name == "string" and name.endswith(("Name", "Description", "name")):
-            plain = pattern if pattern and "\\p{" not in pattern else "(?s:.*)"
-            found[name] = f"(?=(?s:.{{0,{longest}}})$)(?:{plain})"
-    return found | _MORE.get((service, operation), {})
 
 
 def answer_cloudformation(request: Request, service: object) -> Response:

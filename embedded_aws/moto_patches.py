@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DependencyViolationError, EC2ClientError
@@ -21,10 +23,12 @@ from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import parse_user_data
 from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
+from moto.s3.exceptions import MissingKey, PreconditionFailed
 from moto.s3.models import FakeBucket, FakeKey
+from moto.s3.responses import S3Response
 
 from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
-from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
+from embedded_aws.spot_fleet import CAPACITY, TemplateFleet
 
 
 class Patch(NamedTuple):
@@ -67,7 +71,6 @@ def request_spot_fleet(moto: Any, self: Any) -> ActionResult:
     if not config.get("LaunchTemplateConfigs"):
         found: ActionResult = moto(self)
         return found
-    refuse_subnets_of_one_zone(self.ec2_backend, config)
     fleet = TemplateFleet(self.ec2_backend, dict(config))
     self.ec2_backend.spot_fleet_requests[fleet.id] = fleet
     fleet.reach_target()
@@ -205,6 +208,47 @@ def _init_aws_policies(moto: Any, self: Any) -> list[Any]:
     """
     policies: list[Any] = moto(self) if self.partition == "aws" else []
     return policies
+
+
+def _refuse_unmatched(backend: Any, bucket: str, key: str, etag: str) -> None:
+    found = backend.get_object(bucket, key)
+    if found is None:
+        raise MissingKey
+    if etag not in ("*", found.etag, found.etag.strip('"')):
+        raise PreconditionFailed("If-Match")
+
+
+@_method_of(S3Response)
+def _key_response_post(
+    moto: Any, self: Any, request: Any, body: bytes, bucket: str, query: Any, key: str
+) -> Any:
+    """Moto completes an upload whatever its If-Match says."""
+    if "uploadId" in query and (etag := request.headers.get("If-Match")):
+        _refuse_unmatched(self.backend, bucket, key, etag)
+    return moto(self, request, body, bucket, query, key)
+
+
+@_method_of(S3Response)
+def _bucket_response_delete_keys(moto: Any, self: Any, bucket: str, *arguments: Any) -> Any:
+    """Moto deletes several objects whatever ETag the request gives each."""
+    tree, refused = ElementTree.fromstring(self.body), ""
+    for each in tree.findall("{*}Object"):
+        key, etag = each.findtext("{*}Key", ""), each.findtext("{*}ETag")
+        try:
+            if etag:
+                _refuse_unmatched(self.backend, bucket, key, etag)
+        except (MissingKey, PreconditionFailed) as error:
+            tree.remove(each)
+            why = f"<Code>{error.code}</Code><Message>{escape(error.message)}</Message>"
+            refused += f"<Error><Key>{escape(key)}</Key>{why}</Error>"
+    if not refused:
+        return moto(self, bucket, *arguments)
+    answer = 200, {}, "<DeleteResult></DeleteResult>"
+    if tree.find("{*}Object") is not None:
+        self.body = ElementTree.tostring(tree, default_namespace=tree.tag[1:].partition("}")[0])
+        answer = moto(self, bucket, *arguments)
+    status, headers, text = answer
+    return status, headers, text.replace("</DeleteResult>", f"{refused}</DeleteResult>")
 
 
 _VALUE: Any = FakeKey.value

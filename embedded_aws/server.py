@@ -32,6 +32,7 @@ from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.sessions import INSTANCE_KEY
 from embedded_aws.images import offer_images
 from embedded_aws.job_network import QuietHandler
+from embedded_aws.limits import Limits
 from embedded_aws.service_jobs import ServiceJobs
 
 HOST = "127.0.0.1"
@@ -95,6 +96,7 @@ class EmbeddedAws:
         # submitters of jobs meet its faults.
         self.application = Front(CloudFormation(self.engine), self.access)
         self.faults = self.application.faults
+        self.application.limits = Limits(self.client)
         self.application.jobs = self.service_jobs = ServiceJobs(
             self.access, self.environment, self.application
         )

@@ -18,6 +18,7 @@ from moto.sts.models import AssumedRole
 from embedded_aws.capacity import ON_DEMAND, SPOT, Capacity, Pool
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.evaluation import ApiCall
+from embedded_aws.limits import Limits
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 
@@ -105,6 +106,7 @@ class FleetInstance(SpotInstanceRequest):
 
 
 DECREASE = "capacity decreased"
+_LIMITS = Limits()
 # How soon EC2 tries again is undocumented.
 _SECONDS_AFTER_FAILURE = 30.0
 # Two clients that ask for the same target at once must not start two instances.
@@ -266,7 +268,7 @@ class TemplateFleet:
         return access is None or key is None or access.may_encrypt_volumes(key)
 
     def _may_launch(self, offer: PoolOffer) -> bool:
-        """Whether the fleet's role lets EC2 start and tag instances and pass them their role."""
+        """Whether EC2 may start instances of the template, tag them and pass them their role."""
         access = ACCESS[0]
         if access is None:
             return True
@@ -281,9 +283,11 @@ class TemplateFleet:
         wanted = [ApiCall(action=f"ec2:{name}", resource=f"{here}:instance/*")
                   for name in ("RunInstances", "CreateTags")]  # fmt: skip
         template = dict(offer.config["LaunchTemplateSpecification"])
-        if profile := self.ec2_backend._get_template_from_args(template).data.get(
-            "IamInstanceProfile"
-        ):
+        data = self.ec2_backend._get_template_from_args(template).data
+        # EC2 checks most of a template's data when it starts an instance, and not before.
+        if _LIMITS.beyond("ec2:RunInstances", data) is not None:
+            return False
+        if profile := data.get("IamInstanceProfile"):
             passed = access.role_of_profile(profile.get("Arn") or profile["Name"])
             to = {"iam:passedtoservice": "ec2.amazonaws.com"}
             wanted.append(ApiCall(action="iam:PassRole", resource=passed, keys=to))
@@ -336,18 +340,6 @@ class TemplateFleet:
         if ids:
             self.ec2_backend.terminate_instances(ids)
         self.spot_requests = [item for item in self.spot_requests if item not in requests]
-
-
-def refuse_subnets_of_one_zone(backend: Any, config: Mapping[str, Any]) -> None:
-    """Refuse what EC2 does (user guide, fleet quotas); the code is that of other wrong subnets."""
-    overrides = (o for each in config["LaunchTemplateConfigs"] for o in each.get("Overrides", []))
-    subnets = {each["SubnetId"] for each in overrides if "SubnetId" in each}
-    if len({backend.get_subnet(each).availability_zone for each in subnets}) < len(subnets):
-        raise EC2ClientError(
-            "InvalidSpotFleetRequestConfig",
-            "An EC2 Fleet or Spot Fleet request can't span different subnets from the same "
-            "Availability Zone",
-        )
 
 
 def maintain_fleets(backend: Any) -> None:

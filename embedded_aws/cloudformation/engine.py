@@ -19,7 +19,6 @@ from embedded_aws.cloudformation.records import Stack, StackPlan, StackResource
 from embedded_aws.cloudformation.resource import Registry
 from embedded_aws.cloudformation.template import parse_template
 
-BODY_LIMIT = 51_200
 _UPDATABLE = {
     "CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "CREATE_FAILED",
     "UPDATE_FAILED", "IMPORT_COMPLETE",
@@ -76,11 +75,6 @@ class Engine:
         """Read and check a request: template, parameters, rules, capabilities."""
         previous = stack.plan if stack else None
         if request.get("TemplateBody"):
-            if len(request["TemplateBody"].encode()) > BODY_LIMIT:
-                raise CloudFormationError(
-                    "1 validation error detected: Value at 'templateBody' failed to satisfy "
-                    f"constraint: Member must have length less than or equal to {BODY_LIMIT}"
-                )
             template = parse_template(request["TemplateBody"])
         elif request.get("TemplateURL"):
             template = parse_template(self.account.read_template(request["TemplateURL"]))

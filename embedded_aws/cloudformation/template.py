@@ -14,9 +14,9 @@ import yaml  # type: ignore[import-untyped]
 
 from embedded_aws.cloudformation.errors import CloudFormationError, format_error
 from embedded_aws.cloudformation.intrinsics import Expressions
+from embedded_aws.limits import Limits
 
-SIZE_LIMIT = 1_000_000
-RESOURCE_LIMIT = 500
+_LIMITS = Limits()
 SECTIONS = {
     "AWSTemplateFormatVersion", "Description", "Metadata", "Parameters", "Mappings",
     "Conditions", "Rules", "Resources", "Outputs", "Transform", "Hooks",
@@ -62,8 +62,6 @@ class Template:
 
 def parse_template(body: str) -> Template:
     """Parse a template and check its structure."""
-    if len(body.encode()) > SIZE_LIMIT:
-        raise CloudFormationError(f"Template may not exceed {SIZE_LIMIT} bytes in size.")
     try:
         content = json.loads(body) if body.lstrip().startswith("{") else yaml.load(body, _Loader)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
@@ -79,11 +77,8 @@ def parse_template(body: str) -> Template:
         )
     if not content.get("Resources"):
         raise format_error("At least one Resources member must be defined.")
-    if len(content["Resources"]) > RESOURCE_LIMIT:
-        raise format_error(
-            f"Number of resources, {len(content['Resources'])}, is greater "
-            f"than maximum allowed, {RESOURCE_LIMIT}"
-        )
+    if beyond := _LIMITS.beyond("cloudformation:template", {**content, "text": body}):
+        raise CloudFormationError(beyond[1], beyond[0])
     template = Template(body=body, content=content)
     for name, resource in template.resources.items():
         _check_resource(name, resource)

@@ -18,11 +18,6 @@ TRUST = json.dumps({"Version": "2012-10-17", "Statement": []})
 @pytest.mark.parametrize(
     ("service", "operation", "given", "code"),
     [
-        ("ec2", "create_security_group", {"GroupName": "g", "Description": "a’s"},
-         "InvalidParameterValue"),
-        ("ec2", "create_launch_template",
-         {"LaunchTemplateName": "a b", "LaunchTemplateData": {"InstanceType": "g5.xlarge"}},
-         "InvalidParameterValue"),
         ("iam", "create_role", {"RoleName": "a b", "AssumeRolePolicyDocument": TRUST},
          "ValidationError"),
         ("iam", "create_role",
@@ -30,18 +25,20 @@ TRUST = json.dumps({"Version": "2012-10-17", "Statement": []})
          "ValidationError"),
         ("s3", "create_bucket", {"Bucket": "a..b"}, "InvalidBucketName"),
         ("sns", "create_topic", {"Name": "a b"}, "InvalidParameter"),
-        ("cloudwatch", "put_metric_alarm", {"AlarmName": "a" * 256, **METRIC},
-         "ValidationException"),
-        ("cloudwatch", "put_dashboard", {"DashboardName": "a b", "DashboardBody": "{}"},
-         "ValidationException"),
+        ("cloudwatch", "put_metric_alarm", {"AlarmName": "a" * 256, **METRIC}, "ValidationError"),
+        ("cloudwatch", "put_metric_alarm", {"AlarmName": "a", **METRIC, "Unit": "Parsecs"},
+         "ValidationError"),
+        ("cloudwatch", "put_metric_data",
+         {"Namespace": "n", "MetricData": [{"MetricName": "m", "Value": 1.0, "Dimensions":
+          [{"Name": f"n{number}", "Value": "v"} for number in range(31)]}]}, "ValidationError"),
+        ("iam", "tag_role", {"RoleName": "a", "Tags": [{"Key": "a*", "Value": "b"}]},
+         "ValidationError"),
         ("events", "put_rule", {"Name": "a b", "ScheduleExpression": "rate(1 minute)"},
          "ValidationException"),
-        ("logs", "create_log_group", {"logGroupName": "a b"}, "ValidationException"),
-        ("ssm", "put_parameter", {"Name": "/a b", "Value": "x", "Type": "String"},
-         "ValidationException"),
+        ("logs", "create_log_group", {"logGroupName": "a b"}, "InvalidParameterException"),
     ],
 )  # fmt: skip
-def test_fails_a_name_or_description_that_aws_does_not_take(
+def test_fails_what_the_model_of_a_service_does_not_take(
     aws: EmbeddedAws, service: str, operation: str, given: Any, code: str
 ) -> None:
     with pytest.raises(ClientError) as refused:
@@ -68,7 +65,7 @@ def test_fails_an_upload_that_nobody_began(
         call(s3, {"Bucket": "uploads", "Key": "k", "UploadId": "x" * 20})
 
 
-@pytest.mark.parametrize("name", ["SHA256", "CRC32"])
+@pytest.mark.parametrize("name", ["SHA256", "SHA1", "CRC32"])
 def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
     aws: EmbeddedAws, name: str
 ) -> None:
@@ -76,7 +73,9 @@ def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
     s3.create_bucket(Bucket=f"digests-{name.lower()}")
     where = {"Bucket": f"digests-{name.lower()}", "Key": "k"}
     # A real client sends the checksum of what it meant, and bytes may change on their way.
-    wrong = {f"Checksum{name}": {"SHA256": "A" * 43 + "=", "CRC32": "AAAAAA=="}[name]}
+    wrong = {
+        f"Checksum{name}": {"SHA256": "A" * 43, "SHA1": "A" * 27, "CRC32": "AAAAAA="}[name] + "="
+    }
     upload = {**where, "UploadId": s3.create_multipart_upload(**where)["UploadId"]}
     for call in (
         lambda: s3.put_object(**where, **wrong, Body=b"a"),
@@ -86,7 +85,8 @@ def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
             call()
         assert refused.value.response["Error"]["Code"] == "BadDigest"
     assert "Contents" not in s3.list_objects_v2(Bucket=f"digests-{name.lower()}")
-    right = {"SHA256": "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=", "CRC32": "6Le+Qw=="}[name]
+    right = {"SHA256": "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=", "CRC32": "6Le+Qw==",
+             "SHA1": "hvfkN/qlp/zhXR3cuerq6jd2Z7g="}[name]  # fmt: skip
     s3.put_object(**where, **{f"Checksum{name}": right}, Body=b"a")
 
 

@@ -6,6 +6,7 @@ When one of these fails, moto has learned it: delete the patch.
 import base64
 import json
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 import pytest
@@ -173,6 +174,31 @@ def test_moto_reads_the_managed_policies_of_every_partition(
     assert [name for name, each in account.items() if each.aws_managed_policies] == ["aws"]
     without("_init_aws_policies")
     assert account["aws-cn"]._init_aws_policies()
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_moto_deletes_and_completes_whatever_the_etag(
+    aws: EmbeddedAws, without: Without, patched: bool
+) -> None:
+    if not patched:
+        without("_bucket_response_delete_keys", "_key_response_post")
+    s3, bucket = aws.client("s3"), f"etags-{patched}".lower()
+    s3.create_bucket(Bucket=bucket)
+    right = {key: s3.put_object(Bucket=bucket, Key=key, Body=b"b")["ETag"] for key in ("a", "b&")}
+    upload = {"Bucket": bucket, "Key": "a"}
+    upload |= {"UploadId": s3.create_multipart_upload(**upload)["UploadId"]}
+    part = {"PartNumber": 1, "ETag": s3.upload_part(**upload, PartNumber=1, Body=b"c")["ETag"]}
+    complete = partial(s3.complete_multipart_upload, **upload, MultipartUpload={"Parts": [part]})
+    if patched:
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            complete(IfMatch='"x"')
+    complete(IfMatch=right["a"] if patched else '"x"')
+    wanted = [{"Key": key, "ETag": right["a"]} for key in ("a", "b&")]
+    for some in (wanted[:1], wanted):  # all of them wrong, then one
+        answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": some})
+        refused = [(each["Key"], each["Code"]) for each in answer.get("Errors", ())]
+        assert refused == ([("a", "PreconditionFailed")] if patched else [])
+    assert [each["Key"] for each in answer["Deleted"]] == (["b&"] if patched else ["a", "b&"])
 
 
 def test_every_patch_says_why() -> None:

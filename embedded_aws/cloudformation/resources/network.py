@@ -1,6 +1,5 @@
 """EC2's networks: VPCs and their parts, and security groups."""
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +7,9 @@ from typing import Any
 from botocore import xform_name
 from botocore.exceptions import ClientError
 
-from embedded_aws.cloudformation.errors import ResourceFailed
 from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
 from embedded_aws.cloudformation.resources.calls import call, creates, deletes, finds, retag
 
-_DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
 # CloudFormation's retry time is not documented; people report a quarter of an hour and more.
 _IN_USE_SECONDS, _POLL_SECONDS = 900.0, 0.2
 _EVERYTHING = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
@@ -122,11 +119,6 @@ def _permission(rule: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"IpProtocol": rule.get("IpProtocol", "-1")}
     made |= {name: rule[name] for name in ("FromPort", "ToPort") if name in rule}
     note = {"Description": rule["Description"]} if "Description" in rule else {}
-    if not _DESCRIPTION.fullmatch(rule.get("Description", "")):
-        raise ResourceFailed(
-            "Invalid rule description. Valid descriptions are strings less than 256 characters "
-            f"from the following set: a-zA-Z0-9. _-:/()#,@[]+=&;{{}}!$*, got {note['Description']}"
-        )
     if "CidrIp" in rule:
         made["IpRanges"] = [{"CidrIp": rule["CidrIp"], **note}]
     if "CidrIpv6" in rule:

@@ -1,0 +1,187 @@
+"""Finds what AWS refuses and moto takes, before moto: by the models of the services, by the rows of
+contract/aws_limits.toml, and by what S3 has. CloudFormation calls the same services.
+"""
+
+import base64
+import functools
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl
+
+from botocore.exceptions import BotoCoreError
+from moto.core.parse import PROTOCOL_PARSERS, RequestParserError
+from moto.core.request import Request, determine_request_protocol
+from moto.core.routing import get_service_router
+from moto.core.utils import get_service_model
+from moto.s3.models import s3_backends
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import NotFound
+
+from embedded_aws.limits import Limits, Mistake
+
+# The service of a signature, where botocore has another name for it.
+_SERVICES = {"monitoring": "cloudwatch"}
+# The code of a request that the service's model does not allow.
+_INVALID = {
+    "ec2": "InvalidParameterValue",
+    "iam": "ValidationError",
+    "sts": "ValidationError",
+    "cloudwatch": "ValidationError",
+    "cloudformation": "ValidationError",
+    "sns": "InvalidParameter",
+    "logs": "InvalidParameterException",
+    "batch": "ClientException",
+}
+# Java's classes of characters, in Python's words; a pattern with another one is left out.
+_CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": " \xa0\u2000-\u200a\u3000"}
+
+
+def find_mistake(
+    limits: Limits, service: str, environ: Mapping[str, Any], body: bytes, account: str
+) -> Mistake | None:
+    """Return how AWS refuses a request, or None."""
+    service = _SERVICES.get(service, service)
+    if (call := _read(service, environ, body)) is not None:
+        operation, given = call
+        if (refused := limits.beyond(f"{service}:{operation.name}", given)) is not None:
+            return refused
+        for why in _beyond_model(operation.input_shape, given, "", service == "ec2"):
+            code = _INVALID.get(service, "ValidationException")
+            return code, f"1 validation error detected: {why}", 400
+    if service == "s3":
+        return _mistake_in_s3(environ, body, s3_backends[account]["aws"].buckets)
+    return None
+
+
+def _read(
+    service: str, environ: Mapping[str, Any], body: bytes
+) -> tuple[Any, Mapping[str, Any]] | None:
+    """Return a request's operation and parameters, in the words of botocore's model."""
+    if service != "s3" and environ.get("HTTP_CONTENT_ENCODING") == "gzip":
+        body = gzip.decompress(body)
+    request = Request(dict(environ), populate_request=False)
+    where: dict[str, Any] = {}
+    values = MultiDict(request.args)
+    try:
+        model = get_service_model(service)
+        protocol = determine_request_protocol(model, request.content_type)
+        if protocol in ("query", "ec2"):
+            values.update(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+            operation = model.operation_model(values["Action"])
+        elif protocol == "json":
+            name = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
+            operation = model.operation_model(name)
+        else:
+            operation, where = get_service_router(service).match(request)
+        parser = PROTOCOL_PARSERS[protocol](operation)
+        sent = {
+            "method": request.method, "values": values, "headers": request.headers, "body": body,
+            "url_path": request.path, "url_params": where,
+        }  # fmt: skip
+        return operation, parser.parse(sent)
+    # What cannot be read is for moto to refuse.
+    except (BotoCoreError, RequestParserError, NotFound, KeyError, ValueError, TypeError):
+        return None
+
+
+def _beyond_model(shape: Any, value: Any, where: str, is_ec2: bool) -> Iterator[str]:
+    """Yield what the service's model does not allow, in the words of AWS's validation.
+
+    EC2 has sizes before its model names them, so that its lists of names are left out.
+    """
+    if shape is None:
+        return
+    if shape.type_name == "structure":
+        for name, member in shape.members.items():
+            if isinstance(value, dict) and value.get(name) is not None:
+                at = f"{where}.{name}" if where else name[0].lower() + name[1:]
+                yield from _beyond_model(member, value[name], at, is_ec2)
+        return
+    if shape.type_name == "list":
+        for number, item in enumerate(value):
+            yield from _beyond_model(shape.member, item, f"{where}.{number + 1}.member", is_ec2)
+    elif shape.type_name == "map":
+        for key, item in value.items():
+            yield from _beyond_model(shape.key, key, where, is_ec2)
+            yield from _beyond_model(shape.value, item, f"{where}.{key}.member", is_ec2)
+    for why in _out_of_bounds(shape, value, is_ec2):
+        yield f"Value '{value}' at '{where}' failed to satisfy constraint: Member must {why}"
+
+
+def _out_of_bounds(shape: Any, value: Any, is_ec2: bool) -> Iterator[str]:
+    limits = shape.metadata
+    is_sized = isinstance(value, str | list | dict)
+    measured, what = (len(value), "length") if is_sized else (value, "value")
+    if isinstance(measured, int | float):
+        if measured > limits.get("max", measured):
+            yield f"have {what} less than or equal to {limits['max']}"
+        if measured < limits.get("min", measured):
+            yield f"have {what} greater than or equal to {limits['min']}"
+    if not isinstance(value, str):
+        return
+    if limits.get("enum") and value not in limits["enum"] and not is_ec2:
+        yield f"satisfy enum value set: [{', '.join(limits['enum'])}]"
+    pattern = _pattern(limits.get("pattern", ""))
+    if pattern is not None and not pattern.fullmatch(value):
+        yield f"satisfy regular expression pattern: {limits['pattern']}"
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str] | None:
+    for java, ours in _CLASSES.items():
+        text = text.replace(java, ours)
+    try:
+        return re.compile(text) if text else None
+    except re.error:
+        return None
+
+
+# Of CRC32C, CRC64NVME and the XXHASH ones Python has none.
+_DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
+    "SHA256": lambda body: hashlib.sha256(body).digest(),
+    "SHA512": lambda body: hashlib.sha512(body).digest(),
+    "SHA1": lambda body: hashlib.sha1(body, usedforsecurity=False).digest(),
+    "MD5": lambda body: hashlib.md5(body, usedforsecurity=False).digest(),
+    "CRC32": lambda body: zlib.crc32(body).to_bytes(4, "big"),
+}
+_BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
+
+
+def _mistake_in_s3(environ: Mapping[str, Any], body: bytes, buckets: Any) -> Mistake | None:
+    """Return how S3 refuses a request because of what it has and what it receives, or None."""
+    query = parse_qs(environ.get("QUERY_STRING", ""))
+    bucket, _, key = str(environ.get("PATH_INFO", "")).lstrip("/").partition("/")
+    upload = query.get("uploadId", [""])[0]
+    if upload and bucket in buckets and upload not in buckets[bucket].multiparts:
+        return "NoSuchUpload", "The specified upload does not exist.", 404
+    if environ["REQUEST_METHOD"] == "PUT" and not key and not _BUCKET.fullmatch(bucket):
+        return "InvalidBucketName", "The specified bucket is not valid.", 400
+    return _wrong_checksum(environ, body) if environ["REQUEST_METHOD"] == "PUT" else None
+
+
+def _wrong_checksum(environ: Mapping[str, Any], body: bytes) -> Mistake | None:
+    given = {name: environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}") for name in _DIGESTS}
+    if "HTTP_X_AMZ_TRAILER" in environ:
+        body, trailer = _unchunked(body)
+        name, _, checksum = trailer.partition(":")
+        given[name.removeprefix("x-amz-checksum-").upper()] = checksum.strip()
+    if "HTTP_CONTENT_MD5" in environ:
+        given["MD5"] = environ["HTTP_CONTENT_MD5"]
+    for name, digest in _DIGESTS.items():
+        if given[name] and given[name] != base64.b64encode(digest(body)).decode():
+            message = f"The {name} you specified did not match the calculated checksum."
+            return "BadDigest", message, 400
+    return None
+
+
+def _unchunked(body: bytes) -> tuple[bytes, str]:
+    """Return the content of a body of chunks, and its trailer."""
+    chunks, at = [], 0
+    while size := int(body[at : (end := body.index(b"\r\n", at))].partition(b";")[0], 16):
+        chunks.append(body[end + 2 : end + 2 + size])
+        at = end + 4 + size
+    return b"".join(chunks), body[end:].decode().strip()

@@ -1,0 +1,779 @@
+"""For each row of contract/aws_limits.toml: a call that meets it, a value that AWS takes, and one
+that it refuses. A row with `most` alone needs no values: it takes that number and refuses the next.
+"""
+
+import base64
+import json
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+Client = Callable[[str], Any]
+# The call, what it takes, what it refuses.
+Case = tuple[Callable[[Client, Any], Any], Any, Any]
+NUMBER: Any = None  # the row's own number, and the one beyond it
+
+
+def new() -> str:
+    return f"n{uuid.uuid4().hex[:12]}"
+
+
+def numbered(count: int) -> list[str]:
+    return [f"n{number}" for number in range(count)]
+
+
+def text_of(size: int) -> str:
+    """A text of this many bytes in UTF-8, and fewer characters."""
+    return "é" * (size // 2) + "x" * (size % 2)
+
+
+# Batch
+
+
+def environment(c: Client, name: str = "") -> str:
+    limits = [{"maxCapacity": 1, "capacityUnit": "NUM_INSTANCES"}]
+    made = c("batch").create_service_environment(
+        serviceEnvironmentName=name or new(),
+        serviceEnvironmentType="SAGEMAKER_TRAINING",
+        capacityLimits=limits,
+    )
+    return str(made["serviceEnvironmentArn"])
+
+
+def queue(c: Client, name: str = "", **more: Any) -> str:
+    made = c("batch").create_job_queue(
+        jobQueueName=name or new(),
+        jobQueueType="SAGEMAKER_TRAINING",
+        priority=1,
+        serviceEnvironmentOrder=[{"order": 1, "serviceEnvironment": environment(c)}],
+        **more,
+    )
+    return str(made["jobQueueArn"])
+
+
+def policy(c: Client, name: str = "", **more: Any) -> str:
+    made = c("batch").create_scheduling_policy(
+        name=name or new(), fairsharePolicy={"shareDecaySeconds": 60, **more}
+    )
+    return str(made["arn"])
+
+
+def time_limit(c: Client, seconds: int) -> None:
+    limit = {"reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", "state": "RUNNABLE"}
+    queue(c, jobStateTimeLimitActions=[{**limit, "maxTimeSeconds": seconds, "action": "TERMINATE"}])
+
+
+def give_policy(c: Client, has_policy: bool) -> None:
+    which = queue(c, **({"schedulingPolicyArn": policy(c)} if has_policy else {}))
+    c("batch").update_job_queue(jobQueue=which, schedulingPolicyArn=policy(c))
+
+
+def take_policy(c: Client, has_policy: bool) -> None:
+    which = queue(c, **({"schedulingPolicyArn": policy(c)} if has_policy else {}))
+    c("batch").update_job_queue(jobQueue=which, schedulingPolicyArn="")
+
+
+def delete_policy(c: Client, is_used: bool) -> None:
+    which = policy(c)
+    used_by = queue(c, schedulingPolicyArn=which) if is_used else ""
+    try:
+        c("batch").delete_scheduling_policy(arn=which)
+    finally:
+        if used_by:
+            c("batch").update_job_queue(jobQueue=used_by, state="DISABLED")
+            c("batch").delete_job_queue(jobQueue=used_by)
+
+
+def shares(c: Client, weight: float, count: int = 1) -> None:
+    policy(
+        c,
+        shareDistribution=[
+            {"shareIdentifier": name, "weightFactor": weight} for name in numbered(count)
+        ],
+    )
+
+
+TRAINING = {
+    "RoleArn": "arn:aws:iam::123456789012:role/r",
+    "AlgorithmSpecification": {"TrainingImage": "i", "TrainingInputMode": "File"},
+    "OutputDataConfig": {"S3OutputPath": "s3://b/o"},
+    "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 1},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+}
+
+
+def submit(c: Client, **more: Any) -> None:
+    # It asks for more instances than the environment has, so that nothing starts.
+    c("batch").submit_service_job(
+        **{
+            "jobName": new(),
+            "jobQueue": queue(c),
+            "serviceJobType": "SAGEMAKER_TRAINING",
+            "serviceRequestPayload": json.dumps({"TrainingJobName": "t", **TRAINING}),
+            **more,
+        }
+    )
+
+
+# CloudFormation
+
+TOPIC = {"Type": "AWS::SNS::Topic"}
+
+
+def stack(c: Client, name: str = "", text: str = "", **sections: Any) -> None:
+    body = {"Resources": {"T": {**TOPIC, "Condition": "No"}}, "Conditions": NO, **sections}
+    text = text or json.dumps(body)
+    values = dict.fromkeys(sections.get("Parameters", {}), "a")
+    where: dict[str, Any] = {"TemplateBody": text}
+    if len(text) > 50_000:
+        bucket = made_bucket(c)
+        c("s3").put_object(Bucket=bucket, Key="t.json", Body=text)
+        where = {"TemplateURL": f"https://{bucket}.s3.amazonaws.com/t.json"}
+    c("cloudformation").create_stack(
+        StackName=name or new(),
+        Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in values.items()],
+        **where,
+    )
+
+
+NO = {"No": {"Fn::Equals": ["a", "b"]}}
+
+
+def padded(size: int) -> str:
+    """A template of this many bytes."""
+    body = {
+        "Resources": {"T": {**TOPIC, "Condition": "No"}},
+        "Conditions": NO,
+        "Metadata": {"a": ""},
+    }
+    text = json.dumps(body)
+    return text.replace('"a": ""', f'"a": "{"x" * (size - len(text))}"')
+
+
+def template_body(c: Client, size: int) -> None:
+    c("cloudformation").create_stack(StackName=new(), TemplateBody=padded(size))
+
+
+def parameter_value(c: Client, size: int) -> None:
+    body = {
+        "Parameters": {"P": {"Type": "String"}},
+        "Resources": {"T": {**TOPIC, "Condition": "No"}},
+        "Conditions": NO,
+    }
+    c("cloudformation").create_stack(
+        StackName=new(),
+        TemplateBody=json.dumps(body),
+        Parameters=[{"ParameterKey": "P", "ParameterValue": "x" * size}],
+    )
+
+
+def resources(names: list[str]) -> dict[str, Any]:
+    return {"Resources": {name: {**TOPIC, "Condition": "No"} for name in names}}
+
+
+# CloudWatch
+
+
+def alarm(c: Client, **more: Any) -> None:
+    c("cloudwatch").put_metric_alarm(
+        **{
+            "AlarmName": new(),
+            "Namespace": "n",
+            "MetricName": "m",
+            "Statistic": "Average",
+            "Period": 60,
+            "EvaluationPeriods": 1,
+            "Threshold": 1.0,
+            "ComparisonOperator": "LessThanThreshold",
+            **more,
+        }
+    )
+
+
+def math_alarm(c: Client, *queries: Any, **more: Any) -> None:
+    c("cloudwatch").put_metric_alarm(
+        AlarmName=new(),
+        EvaluationPeriods=1,
+        Threshold=1.0,
+        ComparisonOperator="LessThanThreshold",
+        Metrics=[*queries],
+        **more,
+    )
+
+
+def query(name: str, *, period: int = 60, returns: bool = False) -> dict[str, Any]:
+    stat = {
+        "Metric": {"Namespace": "n", "MetricName": "m"},
+        "Period": period,
+        "Stat": "Average",
+    }
+    return {"Id": name, "MetricStat": stat, "ReturnData": returns}
+
+
+def expression(text: str, *, name: str = "e", returns: bool = True) -> dict[str, Any]:
+    return {"Id": name, "Expression": text, "ReturnData": returns}
+
+
+def datum(c: Client, **more: Any) -> None:
+    c("cloudwatch").put_metric_data(Namespace="n", MetricData=[{"MetricName": "m", **more}])
+
+
+def dashboard(c: Client, *metrics: int, name: str = "") -> None:
+    widgets = [
+        {"type": "metric", "properties": {"metrics": [["n", "m"]] * count}} for count in metrics
+    ]
+    body = json.dumps({"widgets": widgets})
+    c("cloudwatch").put_dashboard(DashboardName=name or new(), DashboardBody=body)
+
+
+# EC2
+
+
+def encoded(size: int) -> str:
+    return base64.b64encode(b"x" * size).decode()
+
+
+def template(c: Client, name: str = "", **data: Any) -> str:
+    data = {"InstanceType": "g5.xlarge", "ImageId": image(c), **data}
+    made = c("ec2").create_launch_template(
+        LaunchTemplateName=name or new(), LaunchTemplateData=data
+    )
+    return str(made["LaunchTemplate"]["LaunchTemplateId"])
+
+
+def image(c: Client) -> str:
+    return str(c("ec2").describe_images()["Images"][0]["ImageId"])
+
+
+def run(c: Client, **more: Any) -> None:
+    c("ec2").run_instances(
+        ImageId=image(c), InstanceType="g5.xlarge", MinCount=1, MaxCount=1, **more
+    )
+
+
+def volume(c: Client, **more: Any) -> None:
+    given = {"Size": 200, **more}
+    c("ec2").create_volume(AvailabilityZone="us-east-1a", VolumeType="gp3", **given)
+
+
+def versions(c: Client, count: int) -> None:
+    # Ten thousand calls would take minutes; the template is given their number.
+    from moto.ec2.models import ec2_backends
+
+    which = template(c)
+    made = ec2_backends["123456789012"]["us-east-1"].launch_templates[which]
+    made.versions[-1].number = count - 1
+    c("ec2").create_launch_template_version(
+        LaunchTemplateId=which, LaunchTemplateData={"InstanceType": "g5.xlarge"}
+    )
+
+
+def groups(c: Client, count: int) -> None:
+    ec2 = c("ec2")
+    made = [ec2.create_security_group(GroupName=new(), Description="d") for _ in range(count)]
+    run(c, SecurityGroupIds=[each["GroupId"] for each in made])
+
+
+def tagged(c: Client, *tags: tuple[str, str]) -> None:
+    pairs = [{"Key": key, "Value": value} for key, value in tags]
+    c("ec2").create_security_group(
+        GroupName=new(),
+        Description="d",
+        TagSpecifications=[{"ResourceType": "security-group", "Tags": pairs}],
+    )
+
+
+def template_tags(c: Client, count: int) -> None:
+    tags = [{"Key": name, "Value": "v"} for name in numbered(count)]
+    template(c, TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+
+
+def metadata_tag(c: Client, key: str) -> None:
+    run(
+        c,
+        MetadataOptions={"InstanceMetadataTags": "enabled"},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": key, "Value": "v"}]}],
+    )
+
+
+def group(c: Client, name: str = "", description: str = "d") -> str:
+    made = c("ec2").create_security_group(GroupName=name or new(), Description=description)
+    return str(made["GroupId"])
+
+
+def rule(c: Client, description: str) -> None:
+    address = {"CidrIp": "10.0.0.0/8", "Description": description}
+    permission = {"IpProtocol": "tcp", "FromPort": 1, "ToPort": 1, "IpRanges": [address]}
+    c("ec2").authorize_security_group_ingress(GroupId=group(c), IpPermissions=[permission])
+
+
+def subnets(c: Client, *zones: str) -> tuple[str, list[str]]:
+    ec2 = c("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    made = [
+        ec2.create_subnet(
+            VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=f"us-east-1{zone}"
+        )
+        for number, zone in enumerate(zones)
+    ]
+    return vpc, [each["Subnet"]["SubnetId"] for each in made]
+
+
+def endpoint(c: Client, zones: str) -> None:
+    """The first subnet at creation, the second added."""
+    vpc, made = subnets(c, *zones)
+    where = {"ServiceName": "com.amazonaws.us-east-1.ssm", "VpcEndpointType": "Interface"}
+    found = c("ec2").create_vpc_endpoint(VpcId=vpc, SubnetIds=made[:1], **where)
+    which = found["VpcEndpoint"]["VpcEndpointId"]
+    c("ec2").modify_vpc_endpoint(VpcEndpointId=which, AddSubnetIds=made[1:])
+
+
+def fleet(c: Client, *overrides: Any, templates: int = 1, **more: Any) -> None:
+    specification = {"LaunchTemplateId": template(c), "Version": "1"}
+    config = {"LaunchTemplateSpecification": specification, "Overrides": [*overrides]}
+    c("ec2").request_spot_fleet(
+        SpotFleetRequestConfig={
+            "IamFleetRole": "arn:aws:iam::123456789012:role/none",
+            "TargetCapacity": 0,
+            "LaunchTemplateConfigs": [config] * templates,
+            **more,
+        }
+    )
+
+
+def rebalance(c: Client, seconds: int) -> None:
+    strategy = {"ReplacementStrategy": "launch-before-terminate", "TerminationDelay": seconds}
+    fleet(c, SpotMaintenanceStrategies={"CapacityRebalance": strategy})
+
+
+# EventBridge
+
+
+def put_rule(c: Client, name: str = "", **more: Any) -> str:
+    name = name or new()
+    c("events").put_rule(Name=name, **more)
+    return name
+
+
+def targets(c: Client, count: int) -> None:
+    """All but one in the first call."""
+    name = put_rule(c, ScheduleExpression="rate(1 hour)")
+    every = [{"Id": n, "Arn": f"arn:aws:sns:us-east-1:123456789012:{n}"} for n in numbered(count)]
+    for some in (every[:-1], every[-1:]):
+        c("events").put_targets(Rule=name, Targets=some)
+
+
+def target(c: Client, given: dict[str, str]) -> None:
+    where = {"Id": "t", "Arn": "arn:aws:sns:us-east-1:123456789012:t", **given}
+    name = put_rule(c, ScheduleExpression="rate(1 hour)")
+    c("events").put_targets(Rule=name, Targets=[where])
+
+
+def event(c: Client, size: int) -> None:
+    # Source, DetailType and the rest of Detail are 12 bytes.
+    detail = json.dumps({"a": "x" * (size - 12)})
+    bus = new()
+    c("events").create_event_bus(Name=bus)
+    entry = {"Source": "s", "DetailType": "ty", "Detail": detail, "EventBusName": bus}
+    c("events").put_events(Entries=[entry])
+
+
+# IAM
+
+
+def document(characters: int, *, trust: bool = False) -> str:
+    statement: dict[str, Any] = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}
+    if trust:
+        who = {"AWS": "arn:aws:iam::123456789012:root"}
+        statement = {"Effect": "Allow", "Principal": who, "Action": "sts:AssumeRole"}
+    text = json.dumps({"Version": "2012-10-17", "Statement": [{"Sid": "", **statement}]})
+    missing = characters - len(text.replace(" ", ""))
+    return text.replace('"Sid": ""', f'"Sid": "{"a" * missing}"')
+
+
+def role(c: Client, size: int = 200) -> str:
+    name = new()
+    c("iam").create_role(RoleName=name, AssumeRolePolicyDocument=document(size, trust=True))
+    return name
+
+
+def inline(c: Client, size: int) -> None:
+    """Half in an earlier policy."""
+    name = role(c)
+    for policy_name, part in (("a", size // 2), ("b", size - size // 2)):
+        c("iam").put_role_policy(
+            RoleName=name, PolicyName=policy_name, PolicyDocument=document(part)
+        )
+
+
+def attached(c: Client, count: int) -> None:
+    name = role(c)
+    for _ in range(count):
+        made = c("iam").create_policy(PolicyName=new(), PolicyDocument=document(200))
+        c("iam").attach_role_policy(RoleName=name, PolicyArn=made["Policy"]["Arn"])
+
+
+def session(c: Client, seconds: int) -> None:
+    # The root user, as whom these tests call, may assume every role in the embedded AWS.
+    arn = f"arn:aws:iam::123456789012:role/{role(c)}"
+    c("sts").assume_role(RoleArn=arn, RoleSessionName="session", DurationSeconds=seconds)
+
+
+# Lambda
+
+
+def function(c: Client, **more: Any) -> str:
+    name = new()
+    c("lambda").create_function(
+        **{
+            "FunctionName": name,
+            "Runtime": "python3.12",
+            "Handler": "a.b",
+            "Role": f"arn:aws:iam::123456789012:role/{role(c)}",
+            "Code": {"ZipFile": b"x"},
+            **more,
+        }
+    )
+    return name
+
+
+def variables(c: Client, size: int) -> None:
+    # {"A":"..."} has 8 characters of its own.
+    function(c, Environment={"Variables": {"AB": "x" * (size - 9)}})
+
+
+def invoke(c: Client, size: int) -> None:
+    payload = json.dumps("x" * (size - 2))
+    c("lambda").invoke(FunctionName=function(c), InvocationType="Event", Payload=payload)
+
+
+def permissions(c: Client, count: int) -> None:
+    name = function(c)
+    for each in numbered(count):
+        c("lambda").add_permission(
+            FunctionName=name,
+            StatementId=each,
+            Action="lambda:InvokeFunction",
+            Principal="events.amazonaws.com",
+            SourceArn=f"arn:aws:events:us-east-1:123456789012:rule/{'x' * 64}",
+        )
+
+
+# Logs
+
+
+def log_group(c: Client, name: str = "") -> str:
+    name = name or new()
+    c("logs").create_log_group(logGroupName=name)
+    return name
+
+
+def retention(c: Client, days: int) -> None:
+    c("logs").put_retention_policy(logGroupName=log_group(c), retentionInDays=days)
+
+
+def events(c: Client, *ages_ms: int, message: str = "m") -> None:
+    where = {"logGroupName": log_group(c), "logStreamName": "s"}
+    c("logs").create_log_stream(**where)
+    now = round(time.time() * 1000)
+    lines = [{"timestamp": now - age, "message": message} for age in ages_ms]
+    c("logs").put_log_events(**where, logEvents=lines)
+
+
+# S3
+
+
+def made_bucket(c: Client) -> str:
+    name = new()
+    c("s3").create_bucket(Bucket=name)
+    return name
+
+
+def put(c: Client, key: str = "k", **more: Any) -> dict[str, str]:
+    where = {"Bucket": made_bucket(c), "Key": key}
+    c("s3").put_object(**where, Body=b"b", **more)
+    return where
+
+
+def parts(c: Client, numbers: list[int]) -> None:
+    where = {"Bucket": made_bucket(c), "Key": "k"}
+    upload = {**where, "UploadId": c("s3").create_multipart_upload(**where)["UploadId"]}
+    made = {}
+    for number in sorted(numbers):
+        body = b"x" * (5 * 2**20)
+        made[number] = c("s3").upload_part(**upload, PartNumber=number, Body=body)["ETag"]
+    c("s3").complete_multipart_upload(
+        **upload,
+        MultipartUpload={"Parts": [{"PartNumber": n, "ETag": made[n]} for n in numbers]},
+    )
+
+
+def delete(c: Client, count: int) -> None:
+    keys = [{"Key": name} for name in numbered(count)]
+    c("s3").delete_objects(Bucket=made_bucket(c), Delete={"Objects": keys})
+
+
+def tag_set(count: int) -> dict[str, Any]:
+    return {"Tagging": {"TagSet": [{"Key": name, "Value": "v"} for name in numbered(count)]}}
+
+
+def lifecycle(c: Client, **given: Any) -> None:
+    rules = [{"ID": "r", "Status": "Enabled", "Filter": {"Prefix": ""}, **given}]
+    c("s3").put_bucket_lifecycle_configuration(
+        Bucket=made_bucket(c), LifecycleConfiguration={"Rules": rules}
+    )
+
+
+EXPIRES = {"Expiration": {"Days": 1}}
+
+# SNS and SSM
+
+
+def topic(c: Client, **more: Any) -> str:
+    return str(c("sns").create_topic(Name=new(), **more)["TopicArn"])
+
+
+def parameter(c: Client, name: str = "", value: str = "v", **more: Any) -> str:
+    name = name or f"/{new()}"
+    c("ssm").put_parameter(Name=name, Value=value, Type="String", **more)
+    return name
+
+
+def downgrade(c: Client, tier: str) -> None:
+    name = parameter(c, Tier="Advanced")
+    c("ssm").put_parameter(Name=name, Value="w", Type="String", Tier=tier, Overwrite=True)
+
+
+CASES: dict[str, Case] = {
+    "job-queue-name": (queue, "a-b_1", "a b"),
+    "service-environment-name": (environment, "a-b_1", "a b"),
+    "scheduling-policy-name": (policy, "a-b_1", "a b"),
+    "queue-gains-scheduling-policy": (give_policy, True, False),
+    "queue-loses-scheduling-policy": (take_policy, False, True),
+    "scheduling-policy-in-use": (delete_policy, False, True),
+    "time-limit-seconds": (time_limit, 600, 599),
+    "share-decay-seconds": (lambda c, n: policy(c, shareDecaySeconds=n), NUMBER, NUMBER),
+    "compute-reservation": (lambda c, n: policy(c, computeReservation=n), NUMBER, NUMBER),
+    "share-weight": (shares, 999.9999, 1000.0),
+    "shares-of-a-policy": (lambda c, n: shares(c, 1.0, n), NUMBER, NUMBER),
+    "service-job-attempts": (
+        lambda c, n: submit(c, retryStrategy={"attempts": n}), NUMBER, NUMBER
+    ),
+    "scheduling-priority": (lambda c, n: submit(c, schedulingPriority=n), NUMBER, NUMBER),
+    "service-job-name": (lambda c, name: submit(c, jobName=name), "a-b_1", "a b"),
+    "template-body-bytes": (template_body, NUMBER, NUMBER),
+    "stack-name": (stack, "A-1", "a_b"),
+    "parameter-value-bytes": (parameter_value, NUMBER, NUMBER),
+    "template-bytes": (lambda c, n: stack(c, text=padded(n)), NUMBER, NUMBER),
+    "template-resources": (lambda c, n: stack(c, **resources(numbered(n))), NUMBER, NUMBER),
+    "template-outputs": (
+        lambda c, n: stack(c, Outputs={name: {"Value": "v"} for name in numbered(n)}),
+        NUMBER, NUMBER,
+    ),
+    "template-parameters": (
+        lambda c, n: stack(c, Parameters={name: {"Type": "String"} for name in numbered(n)}),
+        NUMBER, NUMBER,
+    ),
+    "template-mappings": (
+        lambda c, n: stack(c, Mappings={name: {"a": {"b": "c"}} for name in numbered(n)}),
+        NUMBER, NUMBER,
+    ),
+    "template-description-bytes": (lambda c, n: stack(c, Description=text_of(n)), NUMBER, NUMBER),
+    "logical-id-characters": (lambda c, n: stack(c, **resources(["a" * n])), NUMBER, NUMBER),
+    "alarm-period": (lambda c, n: alarm(c, Period=n), 30, 45),
+    "alarm-query-period": (
+        lambda c, n: math_alarm(c, query("a", period=n), expression("a")), 5, 45
+    ),
+    "alarm-day": (lambda c, n: alarm(c, EvaluationPeriods=n), 1440, 1441),
+    "alarm-week": (lambda c, n: alarm(c, Period=3600, EvaluationPeriods=n), 168, 169),
+    "alarm-datapoints": (lambda c, n: alarm(c, DatapointsToAlarm=n), 1, 2),
+    "alarm-queries": (
+        lambda c, n: math_alarm(
+            c,
+            expression("FILL(a, 0)"),
+            query("a"),
+            *(expression("a", name=name, returns=False) for name in numbered(n - 2)),
+        ),
+        NUMBER, NUMBER,
+    ),
+    "alarm-math-metrics": (
+        lambda c, n: math_alarm(c, expression("n0"), *map(query, numbered(n))), NUMBER, NUMBER
+    ),
+    "alarm-returned-series": (
+        lambda c, returns: math_alarm(c, query("a", returns=returns), expression("a")),
+        False, True,
+    ),
+    "alarm-search": (
+        lambda c, text: math_alarm(c, query("a"), expression(text)),
+        "FILL(a, 0)", "SUM(SEARCH('{n} m', 'Sum', 60))",
+    ),
+    "alarm-query-ids": (
+        lambda c, name: math_alarm(c, query(name), expression("1")), "a_1", "A"
+    ),
+    "alarm-missing-data": (lambda c, word: alarm(c, TreatMissingData=word), "ignore", "ok"),
+    "metrics-per-call": (
+        lambda c, n: c("cloudwatch").put_metric_data(
+            Namespace="n", MetricData=[{"MetricName": "m", "Value": 1.0}] * n
+        ),
+        NUMBER, NUMBER,
+    ),
+    "metric-dimension-characters": (
+        lambda c, text: datum(c, Value=1.0, Dimensions=[{"Name": "a", "Value": text}]),
+        "a b", "é",
+    ),
+    "metric-values": (lambda c, n: datum(c, Values=[1.0] * n, Counts=[1.0] * n), NUMBER, NUMBER),
+    "metric-value": (lambda c, n: datum(c, Value=n), -(2.0**360), 2.0**361),
+    "metric-age-seconds": (
+        lambda c, days: datum(c, Value=1.0, Timestamp=datetime.now(UTC) - timedelta(days=days)),
+        13, 15,
+    ),
+    "metric-ahead-seconds": (
+        lambda c, hours: datum(c, Value=1.0, Timestamp=datetime.now(UTC) + timedelta(hours=hours)),
+        1, 3,
+    ),
+    "metric-resolution": (lambda c, n: datum(c, Value=1.0, StorageResolution=n), 1, 30),
+    "metric-namespace": (
+        lambda c, name: c("cloudwatch").put_metric_data(
+            Namespace=name, MetricData=[{"MetricName": "m", "Value": 1.0}]
+        ),
+        "AWSome", "AWS/EC2",
+    ),
+    "metric-queries": (
+        lambda c, n: c("cloudwatch").get_metric_data(
+            StartTime=datetime.now(UTC) - timedelta(hours=1),
+            EndTime=datetime.now(UTC),
+            MetricDataQueries=[query(name, returns=True) for name in numbered(n)],
+        ),
+        NUMBER, NUMBER,
+    ),
+    "dashboard-name": (lambda c, name: dashboard(c, name=name), "a-b_1", "a b"),
+    "dashboard-widgets": (lambda c, n: dashboard(c, *[0] * n), NUMBER, NUMBER),
+    "dashboard-widget-metrics": (dashboard, NUMBER, NUMBER),
+    "dashboard-metrics": (
+        lambda c, n: dashboard(c, *[500] * (n // 500), n % 500), NUMBER, NUMBER
+    ),
+    "template-user-data-bytes": (lambda c, n: template(c, UserData=encoded(n)), NUMBER, NUMBER),
+    "user-data-bytes": (lambda c, n: run(c, UserData=b"x" * n), NUMBER, NUMBER),
+    "launch-template-name": (lambda c, name: template(c, name), "a.b/(c)_1", "a b"),
+    "launch-template-versions": (versions, 10_000, 10_001),
+    "volume-size": (lambda c, n: volume(c, Size=n), NUMBER, NUMBER),
+    "volume-iops": (lambda c, n: volume(c, Iops=n), NUMBER, NUMBER),
+    "volume-throughput": (lambda c, n: volume(c, Iops=8000, Throughput=n), 125, 124),
+    "volume-iops-per-gib": (lambda c, n: volume(c, Size=10, Iops=n), 5000, 5001),
+    "volume-throughput-per-iops": (lambda c, n: volume(c, Throughput=n), 750, 751),
+    "volume-initialization": (lambda c, n: volume(c, VolumeInitializationRate=n), 300, 301),
+    "metadata-hop-limit": (
+        lambda c, n: run(c, MetadataOptions={"HttpPutResponseHopLimit": n}), NUMBER, NUMBER
+    ),
+    "metadata-tag-key": (metadata_tag, "a.b", "a b"),
+    "security-groups-per-interface": (groups, NUMBER, NUMBER),
+    "tags-per-resource": (template_tags, NUMBER, NUMBER),
+    "tag-key-characters": (lambda c, n: tagged(c, ("k" * n, "v")), NUMBER, NUMBER),
+    "tag-value-characters": (lambda c, n: tagged(c, ("k", "v" * n)), NUMBER, NUMBER),
+    "tag-key-reserved": (lambda c, key: tagged(c, (key, "v")), "awsome", "aws:k"),
+    "security-group-name": (group, "a.b", "sg-a"),
+    "security-group-description": (
+        lambda c, text: group(c, description=text), "a.b", "a’s"
+    ),
+    "rule-description": (rule, "a.b", "a’s"),
+    "endpoint-subnets-in-different-zones": (endpoint, "ab", "aa"),
+    "fleet-subnets-in-different-zones": (
+        lambda c, zones: fleet(c, *({"SubnetId": s} for s in subnets(c, *zones)[1])), "ab", "aa"
+    ),
+    "fleet-launch-templates": (lambda c, n: fleet(c, templates=n), NUMBER, NUMBER),
+    "fleet-overrides": (
+        lambda c, n: fleet(c, *[{"InstanceType": "g5.xlarge"}] * n), NUMBER, NUMBER
+    ),
+    "fleet-target-capacity": (lambda c, n: fleet(c, TargetCapacity=n), NUMBER, NUMBER),
+    "fleet-rebalance-delay": (rebalance, NUMBER, NUMBER),
+    "filter-values": (
+        lambda c, n: c("ec2").describe_vpcs(Filters=[{"Name": "tag:a", "Values": numbered(n)}]),
+        NUMBER, NUMBER,
+    ),
+    "rule-targets": (targets, NUMBER, NUMBER),
+    "rule-schedule": (
+        lambda c, text: put_rule(c, ScheduleExpression=text), "rate(10 minutes)", "rate(1 minutes)"
+    ),
+    "target-inputs": (target, {"Input": "{}"}, {"Input": "{}", "InputPath": "$.a"}),
+    "event-entries-bytes": (event, NUMBER, NUMBER),
+    "role-inline-policies": (inline, NUMBER, NUMBER),
+    "managed-policy-characters": (
+        lambda c, n: c("iam").create_policy(PolicyName=new(), PolicyDocument=document(n)),
+        NUMBER, NUMBER,
+    ),
+    "trust-policy-characters": (role, NUMBER, NUMBER),
+    "policies-of-a-role": (attached, NUMBER, NUMBER),
+    "session-of-a-role": (session, 3600, 3601),
+    "key-policy-bytes": (
+        lambda c, n: c("kms").create_key(Policy=document(200).ljust(n)), NUMBER, NUMBER
+    ),
+    "function-timeout": (lambda c, n: function(c, Timeout=n), NUMBER, NUMBER),
+    "function-memory": (lambda c, n: function(c, MemorySize=n), NUMBER, NUMBER),
+    "function-environment-bytes": (variables, NUMBER, NUMBER),
+    "function-reserved-variables": (
+        lambda c, name: function(c, Environment={"Variables": {name: "v"}}),
+        "AWS_ENDPOINT_URL", "AWS_REGION",
+    ),
+    "function-log-levels": (
+        lambda c, form: function(
+            c, LoggingConfig={"LogFormat": form, "ApplicationLogLevel": "INFO"}
+        ),
+        "JSON", "Text",
+    ),
+    "function-async-payload": (invoke, NUMBER, NUMBER),
+    "function-policy-bytes": (permissions, 20, 80),
+    "log-retention-days": (retention, 14, 10),
+    "log-group-reserved": (log_group, "/aws/a", "aws/a"),
+    "log-events-span-ms": (lambda c, n: events(c, n, 0), NUMBER, NUMBER),
+    "log-batch-bytes": (
+        lambda c, n: events(c, 0, message="x" * (n - 26)), NUMBER, NUMBER
+    ),
+    "object-key-bytes": (lambda c, n: put(c, text_of(n)), NUMBER, NUMBER),
+    "object-metadata-bytes": (
+        lambda c, n: put(c, Metadata={"a": "x" * (n - 1)}), NUMBER, NUMBER
+    ),
+    "upload-part-order": (parts, [1, 2], [2, 1]),
+    "delete-keys": (delete, NUMBER, NUMBER),
+    "bucket-tags": (
+        lambda c, n: c("s3").put_bucket_tagging(Bucket=made_bucket(c), **tag_set(n)), NUMBER, NUMBER
+    ),
+    "if-none-match": (lambda c, tag: put(c, IfNoneMatch=tag), "*", '"a"'),
+    "lifecycle-rule-id": (lambda c, n: lifecycle(c, ID="r" * n, **EXPIRES), NUMBER, NUMBER),
+    "lifecycle-expiration-days": (lambda c, n: lifecycle(c, Expiration={"Days": n}), 1, 0),
+    "lifecycle-transition-days": (
+        lambda c, n: lifecycle(c, Transitions=[{"Days": n, "StorageClass": "STANDARD_IA"}]),
+        30, 29,
+    ),
+    "lifecycle-newer-versions": (
+        lambda c, n: lifecycle(
+            c, NoncurrentVersionExpiration={"NoncurrentDays": 1, "NewerNoncurrentVersions": n}
+        ),
+        NUMBER, NUMBER,
+    ),
+    "subject-characters": (
+        lambda c, text: c("sns").publish(TopicArn=topic(c), Message="m", Subject=text),
+        "a" * 99, "a\nb",
+    ),
+    "email-endpoint": (
+        lambda c, who: c("sns").subscribe(TopicArn=topic(c), Protocol="email", Endpoint=who),
+        "a@example.org", "a.example.org",
+    ),
+    "topic-tags": (
+        lambda c, n: topic(c, Tags=[{"Key": name, "Value": "v"} for name in numbered(n)]),
+        NUMBER, NUMBER,
+    ),
+    "standard-parameter-bytes": (lambda c, n: parameter(c, value="x" * n), NUMBER, NUMBER),
+    "advanced-parameter-bytes": (
+        lambda c, n: parameter(c, value="x" * n, Tier="Advanced"), NUMBER, NUMBER
+    ),
+    "parameter-downgrade": (downgrade, "Advanced", "Standard"),
+    "parameter-pattern": (
+        lambda c, value: parameter(c, value=value, AllowedPattern=r"^\d+$"), "1", "a"
+    ),
+    "parameter-nesting": (lambda c, value: parameter(c, value=value), "{{", "a {{b}} c"),
+    "parameter-name": (parameter, "/a-b/c.d_e", "/a b"),
+    "parameter-name-characters": (lambda c, n: parameter(c, "x" * (n - 45)), NUMBER, NUMBER),
+    "parameter-levels": (lambda c, n: parameter(c, "/a" * n), 15, 16),
+}  # fmt: skip
