@@ -32,6 +32,11 @@ class AwsLimit:
     among: tuple[Any, ...] = ()
     pattern: str = ""
 
+    def takes(self, number: float) -> bool:
+        """Whether a number is within the bounds."""
+        is_enough = self.least is None or number >= self.least
+        return is_enough and (self.most is None or number <= self.most)
+
 
 @cache
 def aws_limits() -> Mapping[str, AwsLimit]:

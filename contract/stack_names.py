@@ -20,6 +20,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "ReviewStack": "The role with which pull requests are compared with what is deployed.",
     "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
 }
+# In the name and the ARN of the sweeps' queue, if it has shares.
+QUEUE_WITH_SHARES = "QueueWithShares"
 
 
 def training_stack(name: str = "") -> str:

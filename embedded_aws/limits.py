@@ -49,10 +49,8 @@ def _allows(row: AwsLimit, value: Any) -> bool:
         return value is None or value in row.among
     if row.most is None and row.least is None:
         return not value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return True
-    most, least = row.most, row.least
-    return (most is None or value <= most) and (least is None or value >= least)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return not is_number or row.takes(value)
 
 
 @functools.cache

@@ -84,6 +84,12 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
             )
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
+    for queue in changes:
+        if queue.type == "AWS::Batch::JobQueue" and queue.action in ("replaced", "removed"):
+            yield (
+                f"**The queue {queue.path} is {queue.action}, and Batch ends its jobs**: before "
+                "the deploy, `runs stop` each sweep, which saves; after it, `runs resume`."
+            )
     keys = [_key(side) for side in (base, head)]
     if keys[0] and keys[1] != keys[0]:
         yield (

@@ -19,8 +19,9 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from contract.aws_limits import most
 from contract.keys import SWEEPS
-from contract.stack_names import DESCRIPTIONS
+from contract.stack_names import DESCRIPTIONS, QUEUE_WITH_SHARES
 from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
 from stacks.parameters import StackParameters
@@ -33,7 +34,7 @@ JOB_TYPE = "SAGEMAKER_TRAINING"
 _SAGEMAKER = "/aws/sagemaker/TrainingJobs"
 # How long the first job of the queue may fail to start, while all behind it wait: the longest that
 # Batch allows. Batch acts only for one of its own reasons, which are these.
-_FIRST_FOR_SECONDS = 86_400
+_FIRST_FOR_SECONDS = most("time-limit-seconds")
 _REASONS = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
     "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE",
@@ -98,7 +99,8 @@ class SweepStack(Stack):
         policy = self._shares(sweep) if sweep.shares else None
         return batch.CfnJobQueue(
             self,
-            "Queue",
+            # A queue never gains or loses a policy: shares make another one.
+            QUEUE_WITH_SHARES if policy else "Queue",
             job_queue_type=JOB_TYPE,
             priority=1,
             state="ENABLED",
@@ -126,7 +128,7 @@ class SweepStack(Stack):
             "Shares",
             fairshare_policy=shares.FairsharePolicyProperty(
                 # What ran in the last week counts against a share.
-                share_decay_seconds=7 * 86_400,
+                share_decay_seconds=most("share-decay-seconds"),
                 share_distribution=[
                     # Batch's weight is the reciprocal: half the weight gets twice the capacity.
                     shares.ShareAttributesProperty(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from contract.aws_limits import most
 from contract.run_env import Name
 from contract.trainer_options import write_words
 from sizing import catalogue
@@ -10,8 +11,8 @@ from stacks.parameters import StackParameters
 
 USERDATA = Path(__file__).parent.parent / "userdata"
 FIRST_BOOT_FILE, END_MACHINE_FILE = USERDATA / "first_boot.sh", USERDATA / "end_machine.py"
-# EC2 refuses user data of more than 16 KB before base64 encoding.
-MAX_BYTES = 16_384
+# Before base64 encoding.
+MAX_BYTES = most("template-user-data-bytes")
 # At synth, tokens are shorter than the values that CloudFormation puts in their place: two bucket
 # names of 63 characters, an asset's URL, a region.
 TOKEN_ALLOWANCE_BYTES = 512

@@ -47,6 +47,7 @@ CHECKS: Mapping[str, Check] = {
     "network": network.network_can_be_used,
     "stack": deployment.stacks_can_be_deployed,
     "run": deployment.no_other_run_ends,
+    "sweeps": deployment.sweeps_go_on,
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,
 }

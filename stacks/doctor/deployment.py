@@ -7,7 +7,12 @@ from botocore.exceptions import ClientError
 
 from contract.description import describe
 from contract.keys import HEAD, MANIFEST
-from contract.stack_names import description_of, other_prefixes, refuse_foreign
+from contract.stack_names import (
+    QUEUE_WITH_SHARES,
+    description_of,
+    other_prefixes,
+    refuse_foreign,
+)
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.guard.settings import answer_or_none
@@ -198,6 +203,21 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
         yield warning(
             what="the topic has no subscriber",
             fix=f"{target.deploy()} -c alarm.email=YOU@EXAMPLE.COM",
+        )
+
+
+def sweeps_go_on(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Warn if the deploy replaces the sweeps' queue, whose jobs Batch then ends."""
+    queue = target.output("SweepStack", "SweepQueue")
+    if "SweepStack" not in target.stacks or queue is None:
+        return
+    has, wants = QUEUE_WITH_SHARES in queue, bool(target.parameters.sweep.shares)
+    if has != wants:
+        yield warning(
+            what=f"sweep.shares {'make' if wants else 'were part of'} another queue, as none gains "
+            f"or loses shares: the deploy deletes {queue.rpartition('/')[2]}, and Batch ends its "
+            "jobs",
+            fix="runs stop SWEEP   # before the deploy; after it: runs resume SWEEP",
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from contract.aws_limits import aws_limits, least, most
 from contract.errors import UserError
 from contract.grammar import parse_interval
 from contract.program import WORKLOAD as PROGRAM
@@ -20,14 +21,17 @@ from sizing import catalogue
 from stacks.parameters.fields import KINDS, ParameterFields
 from stacks.parameters.workloads import described, is_own, recipes, workloads
 
-# gp3: the baseline included in the volume's price, and the maximums (EBS user guide, 2026).
-GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
-GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = 125, 2000
-# 0.25 MiB/s per provisioned IOPS.
-GP3_IOPS_PER_MIB_PER_SECOND = 4
-GP3_MAX_IOPS_PER_GIB = 500
-# Provisioned Rate for Volume Initialization (EC2 API reference, EbsBlockDevice).
-EBS_INITIALIZATION_MIB_PER_SECOND = range(100, 301)
+# gp3: the baseline included in the volume's price, and the maximums.
+GP3_MIN_IOPS, GP3_MAX_IOPS = least("volume-iops"), most("volume-iops")
+GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = (
+    least("volume-throughput"),
+    most("volume-throughput"),
+)
+GP3_IOPS_PER_MIB_PER_SECOND = round(1 / (aws_limits()["volume-throughput-per-iops"].most or 1))
+GP3_MAX_IOPS_PER_GIB = most("volume-iops-per-gib")
+EBS_INITIALIZATION_MIB_PER_SECOND = range(
+    least("volume-initialization"), most("volume-initialization") + 1
+)
 # The volumes are made for Ubuntu, whose root device this is; Amazon Linux has /dev/xvda.
 ROOT_DEVICE_NAME = "/dev/sda1"
 # The first release whose own Python runs the boot programs: 22.04 has 3.10.
@@ -57,14 +61,15 @@ _STACK_PREFIX = re.compile(rf"(?!(?i:aws|ssm)){_STACK.pattern}")
 _VPC = re.compile(r"vpc-([0-9a-f]{8}|[0-9a-f]{17})")
 _SUBNET = re.compile(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})")
 # EC2 refuses an instance whose tags its metadata could not show: keys with a space or a slash.
-_TAG_KEY = re.compile(r"[A-Za-z0-9_.:=+@-]{1,128}")
-_TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,256}")
+_MAX_KEY, _MAX_VALUE = most("tag-key-characters"), most("tag-value-characters")
+_TAG_KEY = re.compile(rf"[A-Za-z0-9_.:=+@-]{{1,{_MAX_KEY}}}")
+_TAG_VALUE = re.compile(rf"[\w .:/=+@-]{{0,{_MAX_VALUE}}}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}=\d{1,5}(\.\d+)?")
 _IMAGE_REPOSITORY = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
 # Permissions, metrics and the Guard rely on the first two.
 OUR_TAGS = ("Stack", "RunId", "Name")
 # The limit per resource; what AWS adds itself (aws:) does not count.
-_MAX_TAGS = 50 - len(OUR_TAGS)
+_MAX_TAGS = most("tags-per-resource") - len(OUR_TAGS)
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
 _OIDC_PROVIDER = re.compile(
     r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
@@ -245,17 +250,17 @@ def _check_instance_store(p: ParameterFields, needed_gib: int) -> None:
 
 def _check_speed(p: ParameterFields) -> None:
     instance = catalogue.find(p.size)
-    most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
-    most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
+    useful = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
+    useful = min(max(useful, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
     refuse_unless(
-        GP3_MIN_MIB_PER_SECOND <= p.data_volume.mib_per_second <= most,
+        GP3_MIN_MIB_PER_SECOND <= p.data_volume.mib_per_second <= useful,
         f"data_volume.mib_per_second is {p.data_volume.mib_per_second}; "
-        f"use {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
+        f"use {GP3_MIN_MIB_PER_SECOND} to {useful}, the most that {p.size} can use",
     )
-    most = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
+    useful = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
     refuse_unless(
-        GP3_MIN_IOPS <= p.data_volume.iops <= most,
-        f"data_volume.iops is {p.data_volume.iops}; use {GP3_MIN_IOPS} to {most}, the most that "
+        GP3_MIN_IOPS <= p.data_volume.iops <= useful,
+        f"data_volume.iops is {p.data_volume.iops}; use {GP3_MIN_IOPS} to {useful}, the most that "
         f"{p.size} can use",
     )
     # The baseline IOPS come with a volume of any size.
@@ -300,11 +305,11 @@ def check_times(p: ParameterFields) -> None:
             check_option(name, text)
         except UserError as error:
             raise ValueError(f"train.{error}") from error
-    least = p.dataset_wait_seconds + BOOT_ALLOWANCE_SECONDS
+    needed = p.dataset_wait_seconds + BOOT_ALLOWANCE_SECONDS
     patience = p.guard.heartbeat_timeout_seconds
     refuse_unless(
-        patience >= least,
-        f"guard.heartbeat_timeout_seconds is {patience}; use {least} or more: the instance may "
+        patience >= needed,
+        f"guard.heartbeat_timeout_seconds is {patience}; use {needed} or more: the instance may "
         f"wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
     )
 
@@ -318,10 +323,10 @@ def check_alarms(p: ParameterFields) -> None:
         value = getattr(p.alarm, name)
         refuse_unless(0 < value < 100, f"alarm.{name} is {value:g}; use more than 0, less than 100")
     interval = parse_interval(p.trainer_option("checkpoint_interval"))
-    least = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
+    healthy = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
     refuse_unless(
-        least <= p.alarm.commit_seconds <= 86_400,
-        f"alarm.commit_seconds is {p.alarm.commit_seconds}; use {least} to 86400: twice the "
+        healthy <= p.alarm.commit_seconds <= 86_400,
+        f"alarm.commit_seconds is {p.alarm.commit_seconds}; use {healthy} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
     )
 
@@ -340,9 +345,15 @@ def check_sweep(p: ParameterFields) -> None:
     for share in p.sweep.shares:
         advice = "use a name of letters and digits and its parts, 0.001 to 10000, as in vision=3"
         check_match("sweep.shares", share, _SHARE, advice)
+        # Batch's weight is the reciprocal.
         parts = float(share.partition("=")[2])
-        refuse_unless(0.001 < parts <= 10_000, f"sweep.shares has {share!r}; {advice}")
+        is_fine = parts and aws_limits()["share-weight"].takes(1 / parts)
+        refuse_unless(is_fine, f"sweep.shares has {share!r}; {advice}")
     names = [share.partition("=")[0] for share in p.sweep.shares]
+    refuse_unless(
+        len(names) <= most("shares-of-a-policy"),
+        f"sweep.shares are {len(names)}; Batch takes {most('shares-of-a-policy')}",
+    )
     _check_distinct("sweep.shares", p.sweep.shares, names)
     advice = "use a name such as training or team/training"
     check_match("sweep.repository", p.sweep.repository, _IMAGE_REPOSITORY, advice)
@@ -363,6 +374,12 @@ def check_network(p: ParameterFields) -> None:
     for subnet in p.subnets:
         check_match("subnets", subnet, _SUBNET, "use ids like subnet-0123456789abcdef0")
     _check_distinct("subnets", p.subnets)
+    pools, takes = len(p.subnets) * len(p.sizes), most("fleet-pools")
+    refuse_unless(
+        pools <= takes,
+        f"{len(p.subnets)} subnets with {len(p.sizes)} sizes each are {pools} Spot capacity pools, "
+        f"and a fleet takes {takes}; name fewer subnets",
+    )
     refuse_unless(
         not p.zones, f"zones are {', '.join(p.zones)}, but the subnets decide them; drop zones"
     )
@@ -378,11 +395,10 @@ def check_tags(p: ParameterFields) -> None:
             key not in OUR_TAGS,
             f"tags.{key} is the stack's own, on which its permissions rely; use another key",
         )
-        advice = "use 1 to 128 letters, digits and _ . : = + @ -"
+        advice = f"use 1 to {_MAX_KEY} letters, digits and _ . : = + @ -"
         refuse_unless(_TAG_KEY.fullmatch(key), f"the tag's key is {key!r}; {advice}")
-        check_match(
-            f"tags.{key}", value, _TAG_VALUE, "use at most 256 letters, digits, spaces and _.:/=+@-"
-        )
+        advice = f"use at most {_MAX_VALUE} letters, digits, spaces and _.:/=+@-"
+        check_match(f"tags.{key}", value, _TAG_VALUE, advice)
     refuse_unless(
         len(p.tags) <= _MAX_TAGS,
         f"{len(p.tags)} tags are given; a resource takes {_MAX_TAGS} besides {', '.join(OUR_TAGS)}",

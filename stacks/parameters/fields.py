@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from math import inf
 from typing import Any, TypeAlias
 
+from contract.aws_limits import most
 from contract.notice import MAX_SECONDS
 from contract.stack_names import image_stack, stack_name, training_stack
 from contract.trainer_options import OPTIONS
 from sizing import InstanceType, catalogue
 
-# gp3's largest volume (EBS user guide, 2026).
-GP3_MAX_GIB = 65_536
+GP3_MAX_GIB = most("volume-size")
 # The Deep Learning AMI's snapshot was 30 to 140 GB over the years; no smaller root can launch.
 MIN_ROOT_GIB = 100
 # Only the options that differ from the trainer's defaults.
@@ -23,9 +23,9 @@ TrainerOptions: TypeAlias = Mapping[str, str]
 OPEN_GROUPS = ("train", "tags")
 
 
-def _about(meaning: str, example: str, least: float = -inf, most: float = inf) -> Any:
-    """Describe a field; a number below `least` or above `most` is refused."""
-    limits = {"least": least, "most": most}
+def _about(meaning: str, example: str, least: float = -inf, up_to: float = inf) -> Any:
+    """Describe a field; a number below `least` or above `up_to` is refused."""
+    limits = {"least": least, "most": up_to}
     return field(metadata={"meaning": meaning, "example": example, **limits})
 
 

@@ -310,6 +310,14 @@ def test_a_fleet_sent_to_zero_ends_a_run_with_a_notice(review_of: Reviewer) -> N
     assert not any("is set to its capacity again" in effect for effect in effects)
 
 
+def test_shares_end_the_jobs_of_the_queue_that_they_replace(make_side: MakeSide) -> None:
+    queue = {"sweep.instances": "4"}
+    base, head = make_side(**queue), make_side(**queue, **{"sweep.shares": "a=1 b=2"})
+    assert judge(base, base, []).run_effects == []
+    (effect,) = judge(base, head, []).run_effects
+    assert effect.startswith("**The queue Queue is removed, and Batch ends its jobs**")
+
+
 def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer) -> None:
     review = review_of(zones="us-east-1c,us-east-1d")
     assert "AWS::EC2::Subnet" in [each.type for each in review.destructive]

@@ -8,6 +8,7 @@ import pytest
 from cfnlint.api import ManualArgs, lint
 from moto.events.models import EventPattern
 
+from contract.stack_names import QUEUE_WITH_SHARES
 from stacks.parameters import StackParameters
 from tests.stacks.templates import every, only
 
@@ -53,6 +54,17 @@ def test_it_is_left_out_unless_asked_for_and_changes_no_other_stack(
     first_in_first_out = asked["SweepStack"]
     assert not every(first_in_first_out, "AWS::Batch::SchedulingPolicy")
     assert "SchedulingPolicyArn" not in only(first_in_first_out, "AWS::Batch::JobQueue")
+
+
+def test_shares_make_another_queue_as_none_gains_or_loses_them(
+    template: dict[str, Any], synthesize: Callable[..., Any]
+) -> None:
+    without = synthesize(**{"sweep.instances": "4"})["SweepStack"]
+    queues = [
+        {name for name, each in one["Resources"].items() if each["Type"] == "AWS::Batch::JobQueue"}
+        for one in (template, without)
+    ]
+    assert queues == [{QUEUE_WITH_SHARES}, {"Queue"}]
 
 
 def test_the_queue_has_its_limit_and_its_shares(template: dict[str, Any]) -> None:
@@ -144,6 +156,8 @@ def test_cfn_lint_finds_nothing(template: dict[str, Any]) -> None:
         ("sweep.instances", "-1", "sweep.instances is -1"),
         ("sweep.shares", "vision", "sweep.shares is 'vision'; use a name of letters and digits"),
         ("sweep.shares", "a=1 a=2", "sweep.shares are a=1, a=2; name each only once"),
+        ("sweep.shares", "a=0.001", "sweep.shares has 'a=0.001'; use a name of"),
+        ("sweep.shares", " ".join(f"s{n}=1" for n in range(501)), "are 501; Batch takes 500"),
         ("sweep.repository", "Training", "sweep.repository is 'Training'; use a name such as"),
     ],
 )

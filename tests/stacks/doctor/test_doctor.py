@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from botocore.exceptions import ClientError, TokenRetrievalError, UnauthorizedSSOTokenError
 
+from contract.stack_names import QUEUE_WITH_SHARES
 from stacks.doctor.__main__ import main
 from tests.stacks.doctor.conftest import Clinic, Examine, deployed, upload
 
@@ -249,6 +250,19 @@ def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine
         # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
         assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
         assert examine(healthy)["stack SpotTraining-TrainingStack"][0]["what"] == "CREATE_COMPLETE"
+
+
+@pytest.mark.parametrize("name", ["Queue", QUEUE_WITH_SHARES])
+def test_shares_that_replace_a_queue_are_said_before_its_jobs_end(
+    healthy: Clinic, examine: Examine, name: str
+) -> None:
+    queue = f"arn:aws:batch:us-east-1:123456789012:job-queue/{name}-1"
+    with deployed(healthy, "SweepStack", SweepQueue=queue):
+        for shares in ("", "a=1 b=2"):
+            found = examine(healthy, "sweep.instances=4", f"sweep.shares={shares}")
+            assert ("sweeps" in found) is (bool(shares) != (name == QUEUE_WITH_SHARES))
+            for line in found.get("sweeps", ()):
+                assert f"deletes {name}-1, and Batch ends its jobs" in line["what"]
 
 
 def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: Examine) -> None:

@@ -184,6 +184,10 @@ def test_fails_in_one_sentence(name: str, value: object, sentence: str) -> None:
         ({"subnets": "subnet-12345678,net"}, "subnets is 'net'; use ids like subnet-01234567"),
         ({"subnets": "subnet-12345678,subnet-12345678"}, "name each only once"),
         ({"zones": "us-east-1a"}, "zones are us-east-1a, but the subnets decide them; drop zones"),
+        (
+            {"subnets": ",".join(f"subnet-{number:08x}" for number in range(301))},
+            "Spot capacity pools, and a fleet takes 300; name fewer subnets",
+        ),
     ],
 )
 def test_fails_for_a_network_that_cannot_be(change: dict[str, str], sentence: str) -> None:

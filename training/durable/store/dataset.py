@@ -26,6 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from contract.aws_limits import most
 from contract.errors import UserError
 from contract.keys import MANIFEST, UNFINISHED
 from contract.program import WORKLOAD as PROGRAM
@@ -50,6 +51,9 @@ from training.durable.store.local_dataset import (
 )
 from training.durable.store.protocol import Store, StoreError, writing
 from training.durable.store.transfer import PART_BYTES, num_parts, run_all, write_at
+
+# Of one name in XFS, which the machines' data volumes have.
+_MOST_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +134,7 @@ class StoredDataset:
             LocalDataset.open(folder, again=True)
             manifest = (folder / MANIFEST).read_bytes()
         files = parse_manifest(manifest, str(folder))["files"]
+        _refuse_long_keys(store.uri, files)
         before = self.manifest
         known = before["files"] if before else []
         same = {(entry["name"], entry["sha256"]) for entry in known}
@@ -157,6 +162,7 @@ class StoredDataset:
         """
         began, store, manifest = time.monotonic(), self._store, self.require()
         files = parse_manifest(manifest, store.uri)["files"]
+        _refuse_long_names(store.uri, files)
         out.mkdir(parents=True, exist_ok=True)
         if out.resolve() == Path(store.uri).resolve():
             LocalDataset.open(out, again=True)
@@ -182,6 +188,25 @@ class StoredDataset:
             folder = scratch / "dataset"
             self.sync(folder, progress)
         return LocalDataset.open(folder)
+
+
+def _refuse_long_keys(uri: str, files: Sequence[Entry]) -> None:
+    prefix, longest = uri.removeprefix("s3://").partition("/")[2], most("object-key-bytes")
+    for name in (entry["name"] for entry in files if uri.startswith("s3://")):
+        if (size := len(f"{prefix}/{name}".encode())) > longest:
+            raise UserError(
+                f"{name} would have a key of {size} bytes in {uri}, and S3 takes {longest}; "
+                "shorten its folders or the prefix"
+            )
+
+
+def _refuse_long_names(uri: str, files: Sequence[Entry]) -> None:
+    for part in (part for entry in files for part in entry["name"].split("/")):
+        if (size := len(part.encode())) > _MOST_NAME_BYTES:
+            raise UserError(
+                f"{uri} has a file whose name, {part[:40]}..., is {size} bytes long, and a disk "
+                f"takes {_MOST_NAME_BYTES}; upload it under a shorter name"
+            )
 
 
 def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> _SyncResult:

@@ -9,12 +9,14 @@ import os
 import shutil
 import signal
 import threading
+from hashlib import sha256
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from contract.errors import UserError
+from contract.keys import MANIFEST
 from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
@@ -23,7 +25,12 @@ from training.durable.record.metrics import Events
 from training.durable.store import local_dataset
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
-from training.durable.store.local_dataset import LocalDataset, is_syncing, sha256_of
+from training.durable.store.local_dataset import (
+    LocalDataset,
+    is_syncing,
+    manifest_of,
+    sha256_of,
+)
 from training.durable.store.protocol import StoreError
 
 
@@ -39,6 +46,28 @@ def test_what_is_uploaded_comes_back(store_uri: str, dataset: Path, tmp_path: Pa
     assert (synced.files, synced.fetched_files) == (2, 2)
     assert LocalDataset.open(tmp_path / "out", again=True).meta == {"rows": 42}
     assert (tmp_path / "out" / "notes" / "about.txt").read_text() == "42 rows\n"
+
+
+def test_fails_to_upload_a_key_that_s3_does_not_take(bucket_uri: str, tmp_path: Path) -> None:
+    deep = tmp_path / "own" / "/".join(["a" * 200] * 5)
+    deep.mkdir(parents=True)
+    (tmp_path / "own" / "a.txt").write_text("a")
+    (deep / "b.txt").write_text("b")
+    for prefix, message in (("p" * 14, "a key of 1025 bytes"), ("p" * 13, "")):
+        store = open_store(f"{bucket_uri}/{prefix}")
+        with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+            StoredDataset(store).upload(tmp_path / "own", silent)
+        assert bool(store.sizes("")) is not bool(message)
+
+
+def test_fails_to_sync_a_name_that_no_disk_takes(bucket_uri: str, tmp_path: Path) -> None:
+    store, name = open_store(f"{bucket_uri}/long"), "é" * 128
+    store.put(name, b"a")
+    entry = {"name": name, "bytes": 1, "sha256": sha256(b"a").hexdigest()}
+    store.put(MANIFEST, manifest_of("long", "program", {}, [entry]))
+    with pytest.raises(UserError, match="is 256 bytes long, and a disk takes 255"):
+        StoredDataset(store).sync(tmp_path / "out", silent)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_sync_fetches_only_what_is_missing_or_damaged(
