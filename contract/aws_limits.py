@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +28,37 @@ class AwsLimit:
     code: str
     message: str  # of the error, with {value}, {most} and {least}
     status: int = 400
-    most: float | None = None
-    least: float | None = None
+    most: float = inf
+    least: float = -inf
     among: tuple[Any, ...] = ()
     pattern: str = ""
 
+    @property
+    def is_number(self) -> bool:
+        return isfinite(self.most) or isfinite(self.least)
+
     def takes(self, number: float) -> bool:
         """Whether a number is within the bounds."""
-        is_enough = self.least is None or number >= self.least
-        return is_enough and (self.most is None or number <= self.most)
+        return self.least <= number <= self.most
 
 
 @cache
 def aws_limits() -> Mapping[str, AwsLimit]:
     """Return all limits by name."""
     text = Path(__file__).with_name("aws_limits.toml").read_text(encoding="utf-8")
-    rows = {
-        name: {key: tuple(each) if isinstance(each, list) else each for key, each in row.items()}
-        for name, row in tomllib.loads(text).items()
-    }
-    return {name: AwsLimit(name=name, **row) for name, row in rows.items()}
+    found = {}
+    for name, row in tomllib.loads(text).items():
+        # A frozen row has no lists.
+        fixed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        found[name] = AwsLimit(name=name, **fixed)
+    return found
 
 
 def most(name: str) -> int:
     """Return the greatest value that AWS takes."""
-    found = aws_limits()[name].most
-    assert found is not None
-    return int(found)
+    return int(aws_limits()[name].most)
 
 
 def least(name: str) -> int:
     """Return the smallest value that AWS takes."""
-    found = aws_limits()[name].least
-    assert found is not None
-    return int(found)
+    return int(aws_limits()[name].least)

@@ -21,7 +21,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
 }
 # In the name and the ARN of the sweeps' queue, if it has shares.
-QUEUE_WITH_SHARES = "QueueWithShares"
+SHARED_QUEUE = "SharedQueue"
 
 
 def training_stack(name: str = "") -> str:

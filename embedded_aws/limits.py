@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import jmespath
 from botocore.exceptions import BotoCoreError, ClientError
@@ -19,6 +19,7 @@ from contract.aws_limits import AwsLimit, aws_limits
 
 Mistake = tuple[str, str, int]  # an error's code, message and status
 Client = Callable[[str], Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Limits:
@@ -47,10 +48,9 @@ def _allows(row: AwsLimit, value: Any) -> bool:
         return not isinstance(value, str) or bool(re.fullmatch(row.pattern, value, re.DOTALL))
     if row.among:
         return value is None or value in row.among
-    if row.most is None and row.least is None:
+    if not row.is_number:
         return not value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return not is_number or row.takes(value)
+    return isinstance(value, bool) or not isinstance(value, int | float) or row.takes(value)
 
 
 @functools.cache
@@ -64,80 +64,83 @@ def _compiled(expression: str) -> Any:
     return jmespath.compile(expression)
 
 
+def _takes(*kinds: str) -> Callable[[_Function], _Function]:
+    """Make a method a function of JMESPath, whose arguments have these types."""
+    types = [{"types": [] if kind == "any" else kind.split("|")} for kind in kinds]
+    made: Callable[[_Function], _Function] = signature(*types)
+    return made
+
+
 class _Measures(Functions):  # type: ignore[misc]
     """What rows measure in a request, beside JMESPath's own functions; null has no size."""
 
     def __init__(self, client: Client | None) -> None:
         self._client = client
 
-    @signature({"types": []})
+    @_takes("any")
     def _func_bytes(self, value: Any) -> int:
         return len(value.encode() if isinstance(value, str) else value or b"")
 
-    @signature({"types": ["string", "null"]})
+    @_takes("string|null")
     def _func_decoded(self, text: str | None) -> int:
         """Return the number of bytes before base64."""
         return len(base64.b64decode(text or ""))
 
-    @signature({"types": ["string", "null"]})
+    @_takes("string|null")
     def _func_dense(self, text: str | None) -> int:
         """Return the number of characters without white space, which IAM does not count."""
         return len("".join((text or "").split()))
 
-    @signature({"types": ["string", "null"]})
+    @_takes("string|null")
     def _func_parsed(self, text: str | None) -> Any:
         try:
             return json.loads(text or "")
         except ValueError:
             return None
 
-    @signature({"types": ["string", "null"]})
-    def _func_tail(self, arn: str | None) -> str:
-        return (arn or "").rpartition("/")[2]
-
-    @signature({"types": ["string", "null"]}, {"types": ["string", "null"]})
+    @_takes("string|null", "string|null")
     def _func_fits(self, text: str | None, pattern: str | None) -> bool:
         return re.search(pattern or "", text or "") is not None
 
-    @signature({"types": ["number", "null"]}, {"types": ["number", "null"]})
+    @_takes("number|null", "number|null")
     def _func_ratio(self, part: float | None, whole: float | None) -> float | None:
         return part / whole if part and whole else None
 
-    @signature({"types": ["number", "null"]}, {"types": ["number", "null"]})
+    @_takes("number|null", "number|null")
     def _func_product(self, one: float | None, other: float | None) -> float | None:
         return one * other if one and other else None
 
-    @signature({"types": ["number"]}, {"types": ["number"]})
+    @_takes("number", "number")
     def _func_remainder(self, number: int, of: int) -> int:
         return number % of
 
-    @signature({"types": []})
+    @_takes("any")
     def _func_age(self, time: datetime) -> float:
         """Return a time's seconds before now."""
         return (datetime.now(UTC) - time.replace(tzinfo=UTC)).total_seconds()
 
-    @signature({"types": ["array", "null"]}, {"types": ["array", "null"]})
+    @_takes("array|null", "array|null")
     def _func_without(self, items: list[Any] | None, others: list[Any] | None) -> list[Any]:
         """Return the items once each, without null and the others."""
         return list(
             dict.fromkeys(i for i in items or [] if i is not None and i not in (others or ()))
         )
 
-    @signature({"types": ["array", "null"]})
+    @_takes("array|null")
     def _func_repeated(self, items: list[Any] | None) -> int:
         """Return how many items are repetitions."""
         return len(items or []) - len(set(items or []))
 
-    @signature({"types": ["array", "null"]})
+    @_takes("array|null")
     def _func_descents(self, items: list[Any] | None) -> int:
         """Return how many items are below the one before."""
         return sum(after < before for before, after in itertools.pairwise(items or []))
 
-    @signature({"types": ["array", "null"]})
+    @_takes("array|null")
     def _func_span(self, items: list[Any] | None) -> float:
         return max(items) - min(items) if items else 0
 
-    @signature({"types": ["string"]}, {"types": ["string"]}, {"types": ["object"]})
+    @_takes("string", "string", "object")
     def _func_asked(self, service: str, operation: str, arguments: dict[str, Any]) -> Any:
         """Return the answer of one of the account's services, None if it has none."""
         given = {name: value for name, value in arguments.items() if value is not None}
@@ -146,7 +149,7 @@ class _Measures(Functions):  # type: ignore[misc]
         except (ClientError, BotoCoreError):
             return None
 
-    @signature({"types": ["string"]}, {"types": ["string"]}, {"types": ["string"]})
+    @_takes("string", "string", "string")
     def _func_inline_characters(self, role: str, name: str, document: str) -> int:
         """Return the characters of a role's inline policies with this one."""
         listed = self._func_asked("iam", "list_role_policies", {"RoleName": role}) or {}

@@ -78,7 +78,7 @@ def _read(
         else:
             operation, where = get_service_router(service).match(request)
         parser = PROTOCOL_PARSERS[protocol](operation)
-        sent = {
+        sent: Any = {
             "method": request.method, "values": values, "headers": request.headers, "body": body,
             "url_path": request.path, "url_params": where,
         }  # fmt: skip
@@ -165,10 +165,6 @@ def _mistake_in_s3(environ: Mapping[str, Any], body: bytes, buckets: Any) -> Mis
 
 def _wrong_checksum(environ: Mapping[str, Any], body: bytes) -> Mistake | None:
     given = {name: environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}") for name in _DIGESTS}
-    if "HTTP_X_AMZ_TRAILER" in environ:
-        body, trailer = _unchunked(body)
-        name, _, checksum = trailer.partition(":")
-        given[name.removeprefix("x-amz-checksum-").upper()] = checksum.strip()
     if "HTTP_CONTENT_MD5" in environ:
         given["MD5"] = environ["HTTP_CONTENT_MD5"]
     for name, digest in _DIGESTS.items():
@@ -176,12 +172,3 @@ def _wrong_checksum(environ: Mapping[str, Any], body: bytes) -> Mistake | None:
             message = f"The {name} you specified did not match the calculated checksum."
             return "BadDigest", message, 400
     return None
-
-
-def _unchunked(body: bytes) -> tuple[bytes, str]:
-    """Return the content of a body of chunks, and its trailer."""
-    chunks, at = [], 0
-    while size := int(body[at : (end := body.index(b"\r\n", at))].partition(b";")[0], 16):
-        chunks.append(body[end + 2 : end + 2 + size])
-        at = end + 4 + size
-    return b"".join(chunks), body[end:].decode().strip()

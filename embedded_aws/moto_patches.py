@@ -243,7 +243,7 @@ def _bucket_response_delete_keys(moto: Any, self: Any, bucket: str, *arguments: 
             refused += f"<Error><Key>{escape(key)}</Key>{why}</Error>"
     if not refused:
         return moto(self, bucket, *arguments)
-    answer = 200, {}, "<DeleteResult></DeleteResult>"
+    answer: Any = (200, {}, "<DeleteResult></DeleteResult>")
     if tree.find("{*}Object") is not None:
         self.body = ElementTree.tostring(tree, default_namespace=tree.tag[1:].partition("}")[0])
         answer = moto(self, bucket, *arguments)

@@ -21,7 +21,7 @@ from constructs import Construct
 
 from contract.aws_limits import most
 from contract.keys import SWEEPS
-from contract.stack_names import DESCRIPTIONS, QUEUE_WITH_SHARES
+from contract.stack_names import DESCRIPTIONS, SHARED_QUEUE
 from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
 from stacks.parameters import StackParameters
@@ -100,7 +100,7 @@ class SweepStack(Stack):
         return batch.CfnJobQueue(
             self,
             # A queue never gains or loses a policy: shares make another one.
-            QUEUE_WITH_SHARES if policy else "Queue",
+            SHARED_QUEUE if policy else "Queue",
             job_queue_type=JOB_TYPE,
             priority=1,
             state="ENABLED",

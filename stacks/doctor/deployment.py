@@ -7,12 +7,7 @@ from botocore.exceptions import ClientError
 
 from contract.description import describe
 from contract.keys import HEAD, MANIFEST
-from contract.stack_names import (
-    QUEUE_WITH_SHARES,
-    description_of,
-    other_prefixes,
-    refuse_foreign,
-)
+from contract.stack_names import SHARED_QUEUE, description_of, other_prefixes, refuse_foreign
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.guard.settings import answer_or_none
@@ -211,7 +206,7 @@ def sweeps_go_on(target: DeployTarget) -> Iterator[Diagnosis]:
     queue = target.output("SweepStack", "SweepQueue")
     if "SweepStack" not in target.stacks or queue is None:
         return
-    has, wants = QUEUE_WITH_SHARES in queue, bool(target.parameters.sweep.shares)
+    has, wants = SHARED_QUEUE in queue, bool(target.parameters.sweep.shares)
     if has != wants:
         yield warning(
             what=f"sweep.shares {'make' if wants else 'were part of'} another queue, as none gains "

@@ -23,15 +23,10 @@ from stacks.parameters.workloads import described, is_own, recipes, workloads
 
 # gp3: the baseline included in the volume's price, and the maximums.
 GP3_MIN_IOPS, GP3_MAX_IOPS = least("volume-iops"), most("volume-iops")
-GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = (
-    least("volume-throughput"),
-    most("volume-throughput"),
-)
-GP3_IOPS_PER_MIB_PER_SECOND = round(1 / (aws_limits()["volume-throughput-per-iops"].most or 1))
+GP3_MIN_MIB_PER_SECOND, GP3_MAX_MIB_PER_SECOND = least("volume-mibps"), most("volume-mibps")
+GP3_IOPS_PER_MIB_PER_SECOND = round(1 / aws_limits()["volume-mibps-per-iops"].most)
 GP3_MAX_IOPS_PER_GIB = most("volume-iops-per-gib")
-EBS_INITIALIZATION_MIB_PER_SECOND = range(
-    least("volume-initialization"), most("volume-initialization") + 1
-)
+EBS_INITIALIZATION_MIB_PER_SECOND = range(least("snapshot-rate"), most("snapshot-rate") + 1)
 # The volumes are made for Ubuntu, whose root device this is; Amazon Linux has /dev/xvda.
 ROOT_DEVICE_NAME = "/dev/sda1"
 # The first release whose own Python runs the boot programs: 22.04 has 3.10.

@@ -7,6 +7,7 @@ from botocore.exceptions import ClientError
 
 from contract.aws_limits import AwsLimit, aws_limits
 from embedded_aws import EmbeddedAws
+from embedded_aws.cloudformation.schema import schema_of
 from tests.embedded_aws.limit_cases import CASES, NUMBER
 
 
@@ -15,7 +16,7 @@ def values(row: AwsLimit) -> tuple[Any, Any]:
     _, taken, refused = CASES[row.name]
     if taken is not NUMBER:
         return taken, refused
-    assert row.most is not None
+    assert row.is_number
     return int(row.most), int(row.most) + 1
 
 
@@ -23,6 +24,14 @@ def test_every_row_has_a_case_and_a_page_of_aws() -> None:
     assert aws_limits().keys() == CASES.keys()
     assert len(aws_limits()) >= 60
     assert all(r.page.startswith("https://docs.aws.amazon.com/") for r in aws_limits().values())
+
+
+def test_the_days_that_a_log_is_kept_are_those_of_the_schema() -> None:
+    # CloudWatch Logs' own model does not have them; CloudFormation's schema does.
+    schema = schema_of("AWS::Logs::LogGroup")
+    assert schema is not None
+    days = schema["properties"]["RetentionInDays"]["enum"]
+    assert set(aws_limits()["log-retention-days"].among) == set(days)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,6 +27,18 @@ def test_an_instance_starts_from_its_template_and_the_first_override(fleets: Fle
     assert all(item["Tags"] == [{"Key": "Stack", "Value": "S"}] for item in volumes)
 
 
+def test_a_template_that_run_instances_would_refuse_starts_nothing(fleets: Fleets) -> None:
+    for version, iops in (("2", 16_000), ("3", 5000)):
+        ebs = {"VolumeType": "gp3", "VolumeSize": 10, "Iops": iops}
+        fleets.ec2.create_launch_template_version(
+            LaunchTemplateId=fleets.template,
+            LaunchTemplateData=fleets.data
+            | {"BlockDeviceMappings": [{"DeviceName": "sdf", "Ebs": ebs}]},
+        )
+        fleet = fleets.request(LaunchTemplateConfigs=fleets.configs(version))
+        assert bool(fleets.instances(fleet)) is (iops == 5000)
+
+
 def test_asking_for_the_same_target_replaces_what_was_lost(fleets: Fleets) -> None:
     fleet = fleets.request()
     (lost,) = fleets.instances(fleet)

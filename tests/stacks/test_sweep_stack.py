@@ -8,7 +8,7 @@ import pytest
 from cfnlint.api import ManualArgs, lint
 from moto.events.models import EventPattern
 
-from contract.stack_names import QUEUE_WITH_SHARES
+from contract.stack_names import SHARED_QUEUE
 from stacks.parameters import StackParameters
 from tests.stacks.templates import every, only
 
@@ -64,7 +64,7 @@ def test_shares_make_another_queue_as_none_gains_or_loses_them(
         {name for name, each in one["Resources"].items() if each["Type"] == "AWS::Batch::JobQueue"}
         for one in (template, without)
     ]
-    assert queues == [{QUEUE_WITH_SHARES}, {"Queue"}]
+    assert queues == [{SHARED_QUEUE}, {"Queue"}]
 
 
 def test_the_queue_has_its_limit_and_its_shares(template: dict[str, Any]) -> None:

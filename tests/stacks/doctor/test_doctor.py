@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from botocore.exceptions import ClientError, TokenRetrievalError, UnauthorizedSSOTokenError
 
-from contract.stack_names import QUEUE_WITH_SHARES
+from contract.stack_names import SHARED_QUEUE
 from stacks.doctor.__main__ import main
 from tests.stacks.doctor.conftest import Clinic, Examine, deployed, upload
 
@@ -252,7 +252,7 @@ def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine
         assert examine(healthy)["stack SpotTraining-TrainingStack"][0]["what"] == "CREATE_COMPLETE"
 
 
-@pytest.mark.parametrize("name", ["Queue", QUEUE_WITH_SHARES])
+@pytest.mark.parametrize("name", ["Queue", SHARED_QUEUE])
 def test_shares_that_replace_a_queue_are_said_before_its_jobs_end(
     healthy: Clinic, examine: Examine, name: str
 ) -> None:
@@ -260,7 +260,7 @@ def test_shares_that_replace_a_queue_are_said_before_its_jobs_end(
     with deployed(healthy, "SweepStack", SweepQueue=queue):
         for shares in ("", "a=1 b=2"):
             found = examine(healthy, "sweep.instances=4", f"sweep.shares={shares}")
-            assert ("sweeps" in found) is (bool(shares) != (name == QUEUE_WITH_SHARES))
+            assert ("sweeps" in found) is (bool(shares) != (name == SHARED_QUEUE))
             for line in found.get("sweeps", ()):
                 assert f"deletes {name}-1, and Batch ends its jobs" in line["what"]
 
