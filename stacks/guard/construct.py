@@ -39,6 +39,7 @@ EXCLUDED = (
     "/*",
     "!/contract",
     "/contract/report",
+    "/contract/*.toml",
     "!/stacks",
     "/stacks/*",
     "!/stacks/__init__.py",

@@ -119,7 +119,7 @@ def test_its_faults_reach_people_and_raise_alarms(template: dict[str, Any]) -> N
     for name, rule in rules.items():
         assert [list(target["Arn"]) for target in rule["Targets"]] == [["Ref"]]  # the topic
         pattern = rule["EventPattern"]
-        assert pattern["detail"]["jobQueue"][0]["Fn::GetAtt"] == ["Queue", "JobQueueArn"]
+        assert pattern["detail"]["jobQueue"][0]["Fn::GetAtt"] == [SHARED_QUEUE, "JobQueueArn"]
         pattern["detail"]["jobQueue"] = [QUEUE]
         patterns[name[:-8]] = EventPattern.load(json.dumps(pattern))
     detail = EVENT["detail"]
