@@ -166,12 +166,6 @@ CASES: dict[str, Case] = {
         1, 3,
     ),
     "metric-resolution": (lambda c, n: datum(c, Value=1.0, StorageResolution=n), 1, 30),
-    "metric-namespace": (
-        lambda c, name: c("cloudwatch").put_metric_data(
-            Namespace=name, MetricData=[{"MetricName": "m", "Value": 1.0}]
-        ),
-        "AWSome", "AWS/EC2",
-    ),
     "dashboard-name": (lambda c, name: dashboard(c, name=name), "a-b_1", "a b"),
     "dashboard-widget-metrics": (dashboard, NUMBER, NUMBER),
     "dashboard-metrics": (
