@@ -1,5 +1,5 @@
-"""Event routing: fleet events go to a log group and the Guard, fleet faults to people, instance
-events to the Guard. No mail is sent about interruptions, replacements and state changes."""
+"""Event routing: fleet events go to a log group and the Guard, fleet faults to people, notices and
+rebalance recommendations to the Guard. No mail is sent about interruptions and replacements."""
 
 from aws_cdk import Annotations, RemovalPolicy, Stack
 from aws_cdk import aws_events as events
@@ -15,11 +15,13 @@ from constructs import Construct
 from stacks.fleet import ERROR_EVENT, EVENT_SOURCE, FAULTS
 
 # These carry an instance id but no tag and no fleet id, so the rule matches the entire account's
-# events, and the Guard ignores those of other instances.
+# events, and the Guard ignores those of other instances. State changes of the own ones come as the
+# fleet's "EC2 Spot Fleet Instance Change": launched, terminated, termination_notified (a decrease;
+# EC2 user guide, Spot Fleet event types). The Guard's clock finds what has no such event: a machine
+# that is stopped or of an older fleet, and what EC2, which does its best, did not send.
 INSTANCE_EVENTS = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
-    "EC2 Instance State-change Notification",
 )
 
 
@@ -58,14 +60,14 @@ class TrainingTopic(Construct):
 
 
 class InstanceEvents(Construct):
-    """Wakes the Guard at notices, rebalance recommendations and state changes of instances."""
+    """Wakes the Guard at notices and rebalance recommendations, of any instance."""
 
     def __init__(self, scope: Construct, construct_id: str, *, guard: lambda_.IFunction) -> None:
         super().__init__(scope, construct_id)
         events.Rule(
             self,
             "Rule",
-            description="Interruptions and state changes; the Guard picks those of its instances",
+            description="Notices and rebalances; the Guard picks those of its instances",
             event_pattern=events.EventPattern(
                 source=["aws.ec2"], detail_type=list(INSTANCE_EVENTS)
             ),

@@ -35,7 +35,7 @@ CAPTIONS = {
     "Fleet": "keeps one GPU instance on Spot",
     "Guard": "stops a run that no longer pays",
     "Notifications": "e-mails people",
-    "InstanceEvents": "notices, state changes",
+    "InstanceEvents": "notices, rebalances",
     "FleetEvents": "what the fleet did",
     "Alarms": "idle, full, hot, stuck, late",
     "Overview": "dashboard",

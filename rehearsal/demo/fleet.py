@@ -210,6 +210,8 @@ class Fleet:
     def _follow(self, life: MachineLife, *, is_alive: bool) -> None:
         ending = self.aws.capacity.endings.get(life.instance.id)
         if ending is not None and ending.has_notice and life.ends_at is None:
+            if ending.is_excess:
+                self._fleet_event(life.instance, "termination_notified")
             self._announce(life, ending.reason)
         if is_alive:
             return
@@ -282,10 +284,11 @@ class Fleet:
 
     def _fleet_event(self, instance: RehearsedInstance, kind: str) -> None:
         fleet_id, aws = instance.tags[FLEET_TAG], self.aws
+        pool = json.dumps({"instanceType": instance.type, "availabilityZone": instance.zone})
         self.bus.publish(
             "aws.ec2spotfleet",
             "EC2 Spot Fleet Instance Change",
-            {"spot-fleet-request-id": fleet_id, "instance-id": instance.id, "sub-type": kind},
+            {"instance-id": instance.id, "description": pool, "sub-type": kind},
             [f"arn:aws:ec2:{aws.region}:{aws.account}:spot-fleet-request/{fleet_id}"],
         )
 

@@ -100,15 +100,6 @@ def spot_prices(instances: Iterable[StackInstance]) -> dict[tuple[str, str], flo
     }
 
 
-def is_of_stack(settings: GuardSettings, instance_id: str) -> bool:
-    """Return whether EC2 lists the instance with this stack's tag."""
-    mine = [
-        {"Name": "instance-id", "Values": [instance_id]},
-        {"Name": "tag:Stack", "Values": [settings.stack_name]},
-    ]
-    return bool(quick_client("ec2").describe_instances(Filters=mine)["Reservations"])
-
-
 def own_fleet_id(settings: GuardSettings) -> str:
     """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
     call, name = quick_client("ssm").get_parameter, settings.fleet_parameter

@@ -384,7 +384,6 @@ def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any])
     assert pattern["detail-type"] == [
         "EC2 Spot Instance Interruption Warning",
         "EC2 Instance Rebalance Recommendation",
-        "EC2 Instance State-change Notification",
     ]
 
 

@@ -9,6 +9,7 @@ from moto import mock_aws
 
 from embedded_aws import moto_patches, spot_fleet
 from embedded_aws.capacity import Capacity
+from stacks.guard.handler import warm_memory
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
 
@@ -30,6 +31,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     # Loading them takes most of moto's start.
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+    warm_memory.cache_clear()
     with mock_aws(), _fleets_of_templates():
         ec2 = quick_client("ec2")
         quick_client("s3").create_bucket(Bucket="runs")

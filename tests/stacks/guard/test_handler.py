@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from botocore.client import BaseClient
 from moto.ec2.models import ec2_backends
 
 from stacks.guard import handler as guard
@@ -17,7 +16,6 @@ from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, TICK, Scene
 EVENTS = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
-    "EC2 Instance State-change Notification",
 )
 NOTHING = {"action": "none", "reason": "no reason to stop"}
 
@@ -296,34 +294,6 @@ def test_events_of_own_instances_wake_it_and_are_nobodys_mail(
     assert scene.tick(event=_event(detail_type, instance_id)) == NOTHING
     assert scene.mails() == []
     assert instance_id in scene.read("guard.json")["attempts"]
-
-
-def test_events_of_foreign_instances_cost_two_calls(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    foreign = scene.start(tags=[{"Key": "Stack", "Value": "OtherStack"}])
-    scene.tick()
-    scene.head("finished")
-    calls, make = [], BaseClient._make_api_call
-
-    def counted(self: BaseClient, operation: str, parameters: dict[str, Any]) -> Any:
-        calls.append(operation)
-        return make(self, operation, parameters)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BaseClient, "_make_api_call", counted)
-        done = scene.tick(event=_event(EVENTS[2], foreign))
-    assert calls == ["DescribeInstances", "GetObject"]
-    assert done == {"action": "none", "reason": f"{foreign} is not an instance of this stack"}
-    assert scene.capacity() == 1
-
-
-def test_an_own_instance_that_ec2_forgot_is_still_known(scene: Scene) -> None:
-    now = datetime.now(UTC).timestamp()
-    attempt = {"launched": now - 60, "seen": now - 30, "is_live": True}
-    scene.write("guard.json", {"format": 1, "stopped": 0.0, "attempts": {"i-0gone": attempt}})
-    scene.head("finished")
-    assert scene.tick(event=_event(EVENTS[2], "i-0gone"))["action"] == "to-zero"
 
 
 def test_a_stack_without_a_fleet_is_nothing_to_guard(scene: Scene) -> None:
