@@ -6,7 +6,7 @@ Pure: stacks/guard/records.py keeps it as <run>/guard.json. Times are seconds si
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -75,6 +75,9 @@ class Ledger:
     committed: float = 0.0
     # When the head was last seen: a machine launched before that had a head to lose.
     head_seen: float = 0.0
+    # When a call last read the head, and the first that did after a time too long to call silence.
+    looked: float = 0.0
+    blind_until: float = 0.0
     # Since when the fleet has wanted an instance and had none; otherwise 0.
     waiting: float = 0.0
     # Since when each fleet has not been above zero.
@@ -131,9 +134,16 @@ class Ledger:
         Times are those of calls: no clock of a machine counts.
         """
         for instance_id, (step, done) in ((name, each) for name, each in found.items() if each):
-            attempt = self.attempts[instance_id]
+            if (attempt := self.attempts.get(instance_id)) is None:
+                continue
             if done > attempt.progress.get(step, 0):
                 attempt.progress[step], attempt.advanced = done, max(attempt.advanced, now)
+
+    def note_look(self, now: float, patience_seconds: float) -> None:
+        """Note that the head was read: until a first look, or one after long, none was missed."""
+        if now - self.looked > patience_seconds:
+            self.blind_until = now
+        self.looked = now
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:
         """Note since when fleets have been at zero and the run has waited for an instance."""
@@ -205,7 +215,8 @@ class Ledger:
             for market in (SPOT, ON_DEMAND)
             if (attempts := [each for each in self.attempts.values() if each.market == market])
         }
-        return json.dumps({"format": FORMAT, "billed": billed, **asdict(self)}, indent=1).encode()
+        document = {"format": FORMAT, "billed": billed, **_shallow(self)}
+        return json.dumps(document, default=_shallow).encode()
 
     @property
     def usd_per_hour(self) -> float:
@@ -236,6 +247,10 @@ def _attempt(document: dict[str, Any]) -> MachineAttempt:
     if "usd" not in document:  # before the Guard read EC2's prices
         attempt.usd = attempt.hours * attempt.usd_per_hour
     return attempt
+
+
+def _shallow(kept: Any) -> dict[str, Any]:
+    return {name: getattr(kept, name) for name in kept.__slots__}
 
 
 def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:

@@ -108,8 +108,8 @@ def _silent(tick: Tick) -> Reason | None:
     if tick.head is None or not live:
         return None
     # A replacement gets the full timeout: it boots and syncs before its first heartbeat, and gets
-    # it again whenever its boot has got something done.
-    silence = tick.now - max(max(live), tick.head_written)
+    # it again whenever its boot has got something done, and after S3 was silent for the Guard too.
+    silence = tick.now - max(*live, tick.head_written, tick.ledger.blind_until)
     if silence <= tick.settings.heartbeat_timeout_seconds:
         return None
     return Reason(
@@ -119,6 +119,8 @@ def _silent(tick: Tick) -> Reason | None:
 
 
 def _waits(tick: Tick) -> Reason | None:
+    if tick.instances is None:  # one may have come since EC2 last answered
+        return None
     # A heartbeat without an instance comes from one that has lost its tags.
     since = max(tick.ledger.waiting, tick.head_written) if tick.ledger.waiting else tick.now
     hours, most = (tick.now - since) / 3600, tick.settings.max_wait_hours

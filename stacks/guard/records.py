@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
@@ -16,14 +16,12 @@ from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 # Calls may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
-# userdata leaves this event when a machine gives up on itself.
-MACHINE_FAILED = "machine-failed"
-_FAILED_KEY = re.compile(
-    r"(?P<time>\d{8}T\d{6})[.\d]*Z-(?P<id>i-\w+)-" + MACHINE_FAILED + r"\.json"
-)
+# userdata leaves this event when a machine gives up on itself, and one for each step of a boot.
+MACHINE_FAILED, BOOT_STEP = "machine-failed", "boot-"
+_EVENT_KEY = re.compile(r"\d{8}T\d{6}[.\d]*Z-(?P<id>i-\w+)-(?P<name>[\w-]+)\.json")
 _TIME = "%Y%m%dT%H%M%S"
-# A machine sends its events some time after they happen.
-EVENT_DELAY_SECONDS = 3600.0
+# Lambda's clock and S3's differ by less.
+CLOCKS_DIFFER_SECONDS = 60.0
 
 
 class LedgerBusyError(RuntimeError):
@@ -32,6 +30,13 @@ class LedgerBusyError(RuntimeError):
 
 class LedgerLostError(RuntimeError):
     """No version of guard.json can be read, so what the run has spent is unknown."""
+
+
+class MachineEvents(NamedTuple):
+    """The events that machines left: id, time and message of failures, numbers of boot steps."""
+
+    failures: list[tuple[str, float, str]]
+    steps: dict[str, int]
 
 
 def read_head(settings: GuardSettings) -> tuple[dict[str, Any], float]:
@@ -69,28 +74,31 @@ def has_checkpoints(settings: GuardSettings) -> bool:
     return bool(found.get("Contents"))
 
 
-def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[str, float, str]]:
-    """Yield id, time and message of each machine's newest failure among events since `since`."""
-    prefix = f"{settings.run_prefix}/{EVENTS}"
-    pages = (
-        quick_client("s3")
-        .get_paginator("list_objects_v2")
-        .paginate(
-            Bucket=settings.run_bucket,
-            Prefix=prefix,
-            StartAfter=prefix + datetime.fromtimestamp(since, UTC).strftime(_TIME),
-        )
+def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
+    """Read each machine's newest failure stored since `since`, and count its steps of a boot.
+
+    By S3's clock: that of a machine, which names its events, may be wrong by days.
+    """
+    prefix, calls = f"{settings.run_prefix}/{EVENTS}", quick_client("s3")
+    pages = calls.get_paginator("list_objects_v2").paginate(
+        Bucket=settings.run_bucket, Prefix=prefix
     )
-    newest = {}
-    for page in pages:
-        for each in page.get("Contents", []):
-            if match := _FAILED_KEY.fullmatch(each["Key"].removeprefix(prefix)):
-                newest[match["id"]] = match
-    for instance_id, match in newest.items():
-        found = _get(settings, EVENTS + match[0])
+    steps: dict[str, set[str]] = {}
+    newest: dict[str, tuple[float, str]] = {}
+    for each in (each for page in pages for each in page.get("Contents", [])):
+        match = _EVENT_KEY.fullmatch(each["Key"].removeprefix(prefix))
+        if match and match["name"].startswith(BOOT_STEP):
+            steps.setdefault(match["id"], set()).add(match["name"])
+        if match and match["name"] == MACHINE_FAILED:
+            stored = each["LastModified"].timestamp(), match[0]
+            if stored[0] >= since:
+                newest[match["id"]] = max(newest.get(match["id"], stored), stored)
+    failures = []
+    for instance_id, (when, name) in newest.items():
+        found = _get(settings, EVENTS + name)
         event = json.loads(found["Body"].read()) if found else {}
-        when = datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC)
-        yield instance_id, when.timestamp(), str(event.get("message", ""))
+        failures.append((instance_id, when, str(event.get("message", ""))))
+    return MachineEvents(failures, {name: len(names) for name, names in steps.items()})
 
 
 def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:

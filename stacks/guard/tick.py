@@ -171,13 +171,20 @@ class Tick:
             ledger.observe_fleets(self.capacity, self.fleet_id, self.now)
             ledger.committed = max(committed, ledger.committed)
             ledger.head_seen = self.now if head else ledger.head_seen
+            if self.head is not None:
+                ledger.note_look(self.now, self.settings.heartbeat_timeout_seconds)
             if head.get("state") in DONE_STATES and ledger.barren_attempts():
                 ledger.stopped = self.now  # a reopened run begins a new series
 
         self.update(observe)
-        since = max(self.ledger.events_read - records.EVENT_DELAY_SECONDS, 0.0)
-        failures = self.known(
-            "events", lambda: list(records.machine_failures(self.settings, since))
-        )
-        if failures is not None:
-            self.update(lambda ledger: ledger.record_failures(failures, self.now))
+        since = max(self.ledger.events_read - records.CLOCKS_DIFFER_SECONDS, 0.0)
+        events = self.known("events", partial(records.machine_events, self.settings, since))
+        if events is None:
+            return
+        steps = {each: (records.BOOT_STEP, events.steps.get(each, 0)) for each in live}
+
+        def record(ledger: Ledger) -> None:
+            ledger.record_failures(events.failures, self.now)
+            ledger.note_progress(steps, self.now)
+
+        self.update(record)

@@ -13,7 +13,7 @@ from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 # In the repository a link to the app's own cdk.json; a wheel has the file.
 CDK_JSON = (Path(__file__).parents[1] / "cdk.json").resolve()
 # cdk.json's values of parameters that decisions.py decides.
-LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan")
+LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan", "by-wait")
 # Former names of parameters, and their current ones.
 _OLDER_NAMES = {
     "checkpoints_kept": "train.keep",

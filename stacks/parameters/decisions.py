@@ -36,6 +36,8 @@ BYTES_PER_GIB = 2**30
 # A plan that errs by this factor still lets the run finish; a run that takes longer hangs or is not
 # the run that was planned. Nothing is lost: with a higher limit it continues.
 PLAN_FACTOR = 3
+# For so long S3 may keep a machine from reporting while it trains on.
+S3_TROUBLE_SECONDS = 3600
 # A shorter limit would end a run that only waits for its dataset or tries a second machine.
 LEAST_HOURS = 4
 HOURS_WITHOUT_PLAN = 72
@@ -49,6 +51,8 @@ ORIGINS: Mapping[str, str] = {
     "dataset_gib": "total of the files in dataset_manifest; 0: unknown at synth",
     "data_volume.mib_per_second": "what the size sustains to EBS, within gp3's limits",
     "data_volume.iops": "what the throughput needs: a dataset is read in large pieces",
+    "guard.heartbeat_timeout_seconds": "dataset_wait_seconds, 10 minutes of a boot and an hour of "
+    "trouble with S3",
     "max_hours": "three times the plan's p90 of machine hours, at least 4; 72 without a plan for "
     "this run",
     "max_usd": "max_hours at the size's on-demand list price",
@@ -86,6 +90,12 @@ def data_volume_iops(_: InstanceType, values: Values) -> object:
     return min(max(needed, checks.GP3_MIN_IOPS), checks.GP3_MAX_IOPS)
 
 
+def heartbeat_timeout_seconds(_: InstanceType, values: Values) -> object:
+    name = "dataset_wait_seconds"
+    healthy = parse_int(name, values[name]) + checks.BOOT_ALLOWANCE_SECONDS
+    return healthy + S3_TROUBLE_SECONDS
+
+
 # In this order: the IOPS follow from the throughput.
 DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
     "run_id": lambda _, values: f"{values['name'] or 'run'}-1",
@@ -93,6 +103,7 @@ DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
     "dataset_gib": dataset_gib,
     "data_volume.mib_per_second": data_volume_mib_per_second,
     "data_volume.iops": data_volume_iops,
+    "guard.heartbeat_timeout_seconds": heartbeat_timeout_seconds,
 }
 
 

@@ -1,9 +1,10 @@
 """The Guard against a model: no healthy run is ended, nothing runs on for nothing, no limit passed.
 
-Hypothesis draws machines that hang, die, idle, sync for long, stall in a sync or lose their tags,
-takebacks, prices, calls that are denied, fail, are done without an answer or come twice at once, a
-head that is deleted and a ledger that is deleted or garbage, and shrinks what breaks a promise to
-its shortest form.
+Hypothesis draws lives as wide as users' work (syncs of ten hours, compilers, evaluations), machines
+that hang, die, fail, idle, stall in a sync or lose their tags, clocks that jump, hours of trouble
+with S3, takebacks, prices, calls that are denied, fail, are done without an answer or come twice at
+once, a head that is deleted and a ledger that is deleted or garbage, and shrinks what breaks a
+promise to its shortest form.
 """
 
 import io
@@ -12,28 +13,35 @@ from dataclasses import replace
 from unittest import mock
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from contract.keys import GUARD
+from stacks import StackParameters
 from stacks.guard import handler
 from stacks.guard import settings as guard_settings
 from stacks.guard.settings import Forecast, GuardSettings
 from tests.stacks.guard.answers import Service
 from tests.stacks.guard.world import (
-    BOOT_SECONDS,
-    COMMIT_SECONDS,
     HOUR,
     MINUTE,
     ON_DEMAND_USD,
     PREFIX,
     SPOTS,
     VOLUME_USD,
+    Life,
+    Machine,
     World,
 )
 
 PERIOD = 10 * MINUTE
 MAX_USD, MAX_HOURS, MAX_WAIT_HOURS, MAX_BARREN = 3.0, 12.0, 6.0, 3
-SILENCE = HOUR
+SILENCE = float(StackParameters.for_size("g5.xlarge").guard.heartbeat_timeout_seconds)
 # From the moment that a reason stands: the next call, a notice twice, the call after it.
 GRACE = 2 * PERIOD + 10 * MINUTE
 WAYS_TO_END = ("modify_spot_fleet_request", "cancel_spot_fleet_requests", "terminate_instances")
@@ -58,8 +66,28 @@ SETTINGS = GuardSettings(
 )
 TICK = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
 HABITS = st.lists(
-    st.sampled_from(["works", "works", "hangs", "dies", "idles", "syncs", "stalls"]), min_size=1
+    st.sampled_from(["works", "works", "hangs", "dies", "fails", "idles", "stalls"]), min_size=1
 )
+
+
+def _minutes(*choices: float) -> st.SearchStrategy[float]:
+    return st.sampled_from([each * MINUTE for each in choices])
+
+
+LIVES = st.builds(
+    Life,
+    boot=_minutes(5, 1, 40),
+    wait=_minutes(0, 29),
+    build=_minutes(0, 60),
+    sync=_minutes(0, 0.1, 40, 600),
+    first_step=_minutes(0, 25),
+    commit_every=_minutes(15, 5, 60),
+    step=_minutes(0, 1, 30),
+    save=_minutes(0.1, 20),
+    evaluation=_minutes(0, 120),
+)
+# How many times the limits: of work that is as wide.
+SCALES = st.sampled_from([1, 10])
 
 
 class RunMachine(RuleBasedStateMachine):
@@ -77,8 +105,18 @@ class RunMachine(RuleBasedStateMachine):
         world = self.world
         self.patch = mock.patch("boto3.client", lambda service, **_: Service(world, service))
         self.patch.start()
+        self.head_seen = 0.0  # when the Guard saw it
         self.began = self.next_call = self.heard = self.world.now
         self.longest_gap = self.period
+
+    @initialize(life=LIVES, scale=SCALES)
+    def work(self, life: Life, scale: int) -> None:
+        self.world.life = life
+        self.settings = replace(
+            self.settings,
+            max_usd=scale * self.settings.max_usd,
+            max_billed_hours=scale * self.settings.max_billed_hours,
+        )
 
     def teardown(self) -> None:
         self.patch.stop()
@@ -101,7 +139,7 @@ class RunMachine(RuleBasedStateMachine):
         self.next_call = max(self.next_call, world.now + self.period)
         self.respond()
         if not was_at_zero and (world.is_cancelled or world.target == 0):
-            assert reasons, f"the fleet was stopped without a reason; mails: {world.mails[-1:]}"
+            assert reasons, f"the fleet was stopped without a reason: {self.said}"
         for each in world.live:
             live.pop(each.id, None)
         if live and not self.may_end([*live]):
@@ -111,9 +149,12 @@ class RunMachine(RuleBasedStateMachine):
         # What failed is reported, and Lambda calls again; here the next rule may.
         now = self.world.now
         self.longest_gap = max(self.longest_gap, now - self.heard)
-        with suppress(handler.GuardError), redirect_stdout(io.StringIO()):
-            handler.respond(self.settings, TICK, now)
+        said = io.StringIO()
+        with suppress(handler.GuardError), redirect_stdout(said):
+            print(handler.respond(self.settings, TICK, now))
             self.heard = now
+            self.head_seen = self.head_seen if self.world.is_headless else now
+        self.said = said.getvalue()
 
     def permits(self) -> list[str]:
         """Why the run may be stopped now, as the world knows."""
@@ -157,6 +198,21 @@ class GuardMachine(RunMachine):
     @rule(habits=HABITS)
     def machines_will(self, habits: list[str]) -> None:
         self.world.habits = habits  # type: ignore[assignment]
+
+    @rule(hours=st.sampled_from([-25.0, -2.0, 0.0, 2.0, 25.0]))
+    def clocks_jump(self, hours: float) -> None:
+        self.world.clock_off = hours * HOUR
+
+    @precondition(lambda self: self.world.now > self.world.trouble_ends + 2 * HOUR)
+    @rule(minutes=st.sampled_from([5, 60]), guard_hours=st.sampled_from([0, 0, 1, 5]))
+    def s3_is_in_trouble(self, minutes: int, guard_hours: int) -> None:
+        """For the machines, an hour at most, or for the Guard as well, which is back first."""
+        world = self.world
+        world.trouble_ends = world.now + minutes * MINUTE
+        if guard_hours:
+            world.guard_trouble_ends = world.now + guard_hours * HOUR
+            world.trouble_ends = world.guard_trouble_ends + 5 * MINUTE
+            self.has_failed = True
 
     @rule(usd=st.sampled_from([0.2, 0.4, 0.9]))
     def price(self, usd: float) -> None:
@@ -209,37 +265,34 @@ class GuardMachine(RunMachine):
         num_ended = sum(not each.is_live for each in world.machines)
         late = num_ended * self.longest_gap / HOUR
         reserve = (2 * PERIOD / HOUR + late) * (ON_DEMAND_USD + VOLUME_USD)
-        if world.spent > MAX_USD - reserve:
+        if world.spent > self.settings.max_usd - reserve:
             found.append("dollars soon")
-        if self.hours() + late > MAX_HOURS:
+        if self.hours() + late > self.settings.max_billed_hours:
             found.append("hours soon")
+        if self.num_barren(sees_tags=True) >= MAX_BARREN:
+            found.append("barren")
+        # What ended since the last call in which everything was read may still seem to run.
+        ended = [each for each in world.machines if each.ended and each.ended >= self.heard]
+        if self.is_silent([each for each in (*world.live, *ended) if each.is_seen]):
+            found.append("silence")
         return found
 
     def duties(self) -> list[str]:
         """Why the run must be stopped now."""
         world, found = self.world, super().permits()
         if world.is_headless and world.head_written and (
-            world.has_checkpoints or any(each.habit == "idles" for each in world.live)
+            world.has_checkpoints or any(each.launched < self.head_seen for each in world.live)
         ):  # fmt: skip
             found.append("headless")
-        if world.spent > MAX_USD:
+        if world.spent > self.settings.max_usd:
             found.append("dollars")
-        if self.hours() > MAX_HOURS:
+        if self.hours() > self.settings.max_billed_hours:
             found.append("hours")
         seen = [each for each in world.live if each.is_seen]
-        alive = [max(each.launched, each.progressed) for each in seen]
-        silent_since = max([world.head_written, *alive])
-        if seen and world.now - silent_since > SILENCE:
+        # Heartbeats of a time in which the Guard could not read do not count.
+        if self.is_silent(seen, world.guard_trouble_ends):
             found.append("silence")
-        commits = [each.committed for each in world.machines]
-        barren = [
-            each
-            for each in world.machines
-            if not (each.is_live and each.is_seen)
-            and each.launched > max([0.0, *commits])
-            and each.why != SPOTS
-        ]
-        if len(barren) >= MAX_BARREN:
+        if self.num_barren() >= MAX_BARREN:
             found.append("barren")
         # Of one that EC2 did not list, only heartbeats show it.
         ends = [each.ended for each in world.machines if each.is_seen and each.ended]
@@ -247,6 +300,23 @@ class GuardMachine(RunMachine):
         if not seen and world.now - last > MAX_WAIT_HOURS * HOUR:
             found.append("waits")
         return found
+
+    def num_barren(self, *, sees_tags: bool = False) -> int:
+        """How many machines in a row committed nothing, through no fault of Spot."""
+        machines = self.world.machines
+        committed = max([0.0, *(each.committed for each in machines)])
+        ended = [each for each in machines if not (each.is_live and each.is_seen)]
+        # Of one that has lost its tags, the Guard does not hear why it ended.
+        own = [each for each in ended if each.why != SPOTS or (sees_tags and not each.is_seen)]
+        return sum(each.launched > committed for each in own)
+
+    def is_silent(self, seen: list[Machine], since: float = 0.0) -> bool:
+        """Whether none of these is healthy, and the last word of the run is old."""
+        world = self.world
+        words = [max(each.launched, each.progressed) for each in seen]
+        since = max([since, world.head_written, *words])
+        is_well = any(map(world.is_healthy, seen))
+        return bool(seen) and world.now - since > SILENCE and not is_well
 
     def hours(self) -> float:
         machines = self.world.machines
@@ -258,14 +328,25 @@ class GuardMachine(RunMachine):
     def promises_hold(self) -> None:
         self.nothing_runs_for_nothing()
         if not (self.was_denied or self.was_untagged or self.has_failed):
-            assert self.world.spent <= 1.05 * MAX_USD, f"${self.world.spent:.2f} spent"
+            assert self.world.spent <= 1.05 * self.settings.max_usd, (
+                f"${self.world.spent:.2f} spent"
+            )
+            for each in self.world.live:
+                since = self.world.now - each.failed
+                assert not each.failed or since <= self.settings.notice_seconds + GRACE, (
+                    f"{each} failed {since / 60:.0f} min ago"
+                )
+
+    def may_end(self, machines: list[str]) -> bool:
+        """Machines that failed, and have had a notice's time to end themselves."""
+        return all(each.failed for each in self.world.machines if each.id in machines)
 
     def nothing_runs_for_nothing(self) -> None:
         """Soon after a reason began to stand nothing runs; an hour where calls failed."""
         world, now, refused = self.world, self.world.now, self.world.denied
         # What EC2 does not list as the stack's is billed by nobody, and ends with its fleet.
         duties = super().permits() if self.was_untagged else self.duties()
-        if not duties or not world.live:
+        if not duties or not world.live or now < world.guard_trouble_ends:
             self.reason_since = None
             return
         self.reason_since = self.reason_since or now
@@ -287,9 +368,12 @@ class BudgetMachine(GuardMachine):
     """Nothing goes wrong but Spot, its price and the ledger: the bound holds to the cent."""
 
     fail = deny = tags_are_lost = head_is_deleted = run_ends = machines_will = None  # type: ignore
+    s3_is_in_trouble = None  # type: ignore
 
 
-WORK_HOURS, DEADLINE_HOURS = 2.0, 3.5
+WORK_HOURS = 2.0
+# A day at most for two hours of work: in a model, each two minutes are a call.
+SHORTER_LIVES = LIVES.map(lambda life: replace(life, wait=0.0, sync=min(life.sync, 2400.0)))
 
 
 class DeadlineMachine(RunMachine):
@@ -300,25 +384,37 @@ class DeadlineMachine(RunMachine):
         SETTINGS,
         max_usd=0.0,
         max_wait_hours=0.0,
-        deadline_hours=DEADLINE_HOURS,
+        max_billed_hours=1000.0,
         call_every_seconds=3 * MINUTE,
-        forecast=Forecast(
-            stages={"head": WORK_HOURS * HOUR},
-            restart_seconds=1.5 * BOOT_SECONDS,
-            save_seconds=15.0,
-            interval_seconds=COMMIT_SECONDS,
-        ),
     )
 
     def __init__(self) -> None:
         super().__init__()
         self.world.stages = {"head": WORK_HOURS * HOUR}
 
+    @initialize(life=SHORTER_LIVES)
+    def work(self, life: Life) -> None:
+        """Plan as the construct does, with time for six restarts and three losses of work."""
+        restart = 1.5 * (life.ready + life.first_step)
+        seconds = WORK_HOURS * HOUR + 6 * restart + 3 * life.between_commits
+        self.world.life = life
+        self.settings = replace(
+            self.settings,
+            deadline_hours=seconds / HOUR,
+            forecast=Forecast(
+                stages={"head": WORK_HOURS * HOUR},
+                restart_seconds=restart,
+                save_seconds=life.save,
+                interval_seconds=life.commit_every,
+            ),
+        )
+
     @rule(num_failing=st.integers(0, 8))
     def spot_machines_die(self, num_failing: int) -> None:
         self.world.habits = ["dies"] * num_failing + ["works"]
 
-    @rule(minutes=st.sampled_from([1, 10, 60]))
+    @precondition(lambda self: self.world.state == "running")
+    @rule(minutes=st.sampled_from([1, 10, 60, 240]))
     def time_passes(self, minutes: int) -> None:
         self.let_pass(minutes)
 
@@ -332,5 +428,5 @@ class DeadlineMachine(RunMachine):
 
     @invariant()
     def promises_hold(self) -> None:
-        late = self.world.now - self.began - DEADLINE_HOURS * HOUR
+        late = self.world.now - self.began - self.settings.deadline_hours * HOUR
         assert late <= MINUTE or self.world.state == "finished", f"{late / 60:.0f} min late"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from moto.ec2.models import ec2_backends
 
+from stacks.guard import fleet, records
 from stacks.guard import handler as guard
-from stacks.guard import records
 from stacks.guard.settings import GuardSettings, quick_client
 from stacks.guard.tick import CALL_SECONDS
 from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, TICK, Scene
@@ -94,6 +94,23 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     assert scene.tick(hours_later=10, MAX_WAIT_HOURS=2) == NOTHING
 
 
+def test_a_run_whose_instances_cannot_be_listed_is_not_said_to_have_none(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.end(*scene.instances())
+    scene.tick(MAX_WAIT_HOURS=2)
+    scene.maintain()
+
+    def refused(_: GuardSettings) -> None:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet, "instances_of_stack", refused)
+        with pytest.raises(guard.GuardError, match="instances: TimeoutError"):
+            scene.tick(hours_later=2.1, MAX_WAIT_HOURS=2)
+    assert scene.capacity() == 1
+
+
 def test_hours_of_instances_that_ec2_forgot_are_billed(scene: Scene) -> None:
     now = datetime.now(UTC).timestamp()
     gone = {"launched": now - 80 * 3600, "seen": now - 5 * 3600, "is_live": False}
@@ -126,6 +143,7 @@ def test_waiting_for_capacity_is_not_billed(scene: Scene) -> None:
 
 def test_silence_goes_to_zero(scene: Scene) -> None:
     scene.head("running")
+    scene.tick()
     assert scene.tick(hours_later=0.9) == NOTHING
     done = scene.tick(hours_later=1.1)
     assert done["action"] == "to-zero"
@@ -134,6 +152,8 @@ def test_silence_goes_to_zero(scene: Scene) -> None:
 
 def test_an_instance_that_never_boots_is_silent(scene: Scene) -> None:
     # User data that cannot start at all: no head.json, no event, nothing but a running instance.
+    for hours_later in (0, 0.9):
+        assert scene.tick(hours_later=hours_later) == NOTHING
     assert scene.tick(hours_later=1.1)["action"] == "to-zero"
     assert scene.capacity() == 0
 
@@ -329,13 +349,13 @@ def test_machines_words_are_read_once(scene: Scene, monkeypatch: pytest.MonkeyPa
     scene.tick()
     since: list[float] = []
 
-    def recorded(settings: GuardSettings, start: float) -> list[Any]:
+    def recorded(settings: GuardSettings, start: float) -> records.MachineEvents:
         since.append(start)
-        return []
+        return records.MachineEvents([], {})
 
-    monkeypatch.setattr(records, "machine_failures", recorded)
+    monkeypatch.setattr(records, "machine_events", recorded)
     scene.tick(hours_later=5)
     (start,) = since
     assert datetime.now(UTC).timestamp() - start == pytest.approx(
-        records.EVENT_DELAY_SECONDS, abs=60
+        records.CLOCKS_DIFFER_SECONDS, abs=60
     )

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
@@ -9,13 +11,27 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from contract.keys import EVENTS
 from stacks.guard import duties, fleet, handler, reasons, records
 from stacks.guard.ledger import Ledger
+from stacks.guard.settings import GuardSettings, quick_client
 from stacks.guard.tick import Tick
-from tests.stacks.guard.model import BudgetMachine, DeadlineMachine, GuardMachine, RunMachine
+from tests.stacks.guard.model import (
+    SETTINGS,
+    BudgetMachine,
+    DeadlineMachine,
+    GuardMachine,
+    RunMachine,
+)
+from tests.stacks.guard.world import HOUR
 
-look, read_head = Tick.look, records.read_head
+look, read_head, progress_of = Tick.look, records.read_head, records.progress_of
+machine_events = records.machine_events
 more = itertools.count(1)
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing, at any call."""
 
 
 def _refuse(*_: object) -> None:
@@ -25,6 +41,31 @@ def _refuse(*_: object) -> None:
 def _look_without_head(tick: Tick) -> None:
     look(tick)
     tick.is_headless = False
+
+
+def _progress_without_syncs(settings: GuardSettings, instance_id: str) -> tuple[str, int]:
+    step, done = progress_of(settings, instance_id)
+    return step, done if step != "dataset" else 0
+
+
+def _events_by_machines_clocks(settings: GuardSettings, since: float) -> records.MachineEvents:
+    found = machine_events(settings, 0)
+    pages = quick_client("s3").list_objects_v2(
+        Bucket=settings.run_bucket, Prefix=f"{settings.run_prefix}/{EVENTS}"
+    )
+    names = [each["Key"].rpartition("/")[2] for each in pages["Contents"]]
+    times = {
+        name.partition("Z-")[2].removesuffix("-machine-failed.json"): datetime.strptime(
+            name[:15], "%Y%m%dT%H%M%S"
+        ).replace(tzinfo=UTC)
+        for name in names
+    }
+    failures = [(each, times[each].timestamp(), said) for each, _, said in found.failures]
+    return found._replace(failures=[each for each in failures if each[1] >= since - HOUR])
+
+
+def _events_without_steps(settings: GuardSettings, since: float) -> records.MachineEvents:
+    return machine_events(settings, since)._replace(steps={})
 
 
 def _plant(owner: Any, name: str, fault: Any) -> Callable[[], Any]:
@@ -49,6 +90,24 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
         GuardMachine,
         _plant(records, "progress_of", lambda *_: ("", next(more))),
     ),
+    "no heartbeat during a sync": (
+        GuardMachine,
+        _plant(records, "progress_of", _progress_without_syncs),
+    ),
+    "steps of a boot ignored": (
+        GuardMachine,
+        _plant(records, "machine_events", _events_without_steps),
+    ),
+    "machines' clocks believed": (
+        GuardMachine,
+        _plant(records, "machine_events", _events_by_machines_clocks),
+    ),
+    "machine-failed ignored": (GuardMachine, _plant(Ledger, "record_failures", lambda *_: None)),
+    "an hour of patience": (
+        GuardMachine,
+        _plant(GuardMachine, "settings", replace(SETTINGS, heartbeat_timeout_seconds=HOUR)),
+    ),
+    "silence counted while S3 was down": (GuardMachine, _plant(Ledger, "note_look", _nothing)),
     "silence ignored": (GuardMachine, _plant(reasons, "_silent", lambda *_: None)),
     "no second way to stop": (GuardMachine, _plant(fleet.StackFleet, "cancel", _refuse)),
     "no third way to stop": (GuardMachine, _plant(duties, "_end", lambda *_: False)),

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from botocore.exceptions import ConnectTimeoutError
 
 from contract.keys import progress_key
 from contract.progress import progress_record
+from stacks.guard import records
 from stacks.guard.handler import GuardError
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import Scene
@@ -82,6 +84,38 @@ def test_a_heartbeat_after_the_sync_counts_as_before(scene: Scene) -> None:
     assert scene.tick(hours_later=1.6)["action"] == "to-zero"
 
 
+def test_a_step_of_the_boot_that_is_done_is_a_sign_of_life_once(scene: Scene) -> None:
+    """A boot of 40 minutes and then half an hour of waiting for the dataset: nothing else tells."""
+    (machine,) = scene.live()
+    scene.tick()
+    for hours_later, step in ((0.9, "run-env"), (1.8, "torch")):
+        scene.write(f"events/20261128T000000.0Z-{machine}-boot-{step}.json", {})
+        assert scene.tick(hours_later=hours_later) == NOTHING
+    scene.write(f"events/20261128T010000.0Z-{machine}-boot-torch.json", {})  # it restarts
+    scene.tick(hours_later=2.5)
+    assert scene.tick(hours_later=2.9)["action"] == "to-zero"
+
+
+def test_a_time_in_which_the_guard_could_not_read_either_is_no_silence(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five hours of S3's trouble: its first call may come before the machine's next heartbeat."""
+    scene.head("running")
+    scene.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "_get", _unavailable)
+        for hours_later in range(1, 5):
+            with pytest.raises(GuardError):
+                scene.tick(hours_later=hours_later)
+    assert scene.tick(hours_later=5) == NOTHING
+    assert scene.tick(hours_later=5.9) == NOTHING
+    assert scene.tick(hours_later=6.1)["action"] == "to-zero"
+
+
+def _unavailable(*_: object, **__: object) -> None:
+    raise ConnectTimeoutError(endpoint_url="https://s3")
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"{", b"[]", b'{"step": 3, "files": 1, "bytes": 1}', b'{"step": "dataset", "bytes": 9}',
@@ -89,6 +123,8 @@ def test_a_heartbeat_after_the_sync_counts_as_before(scene: Scene) -> None:
      b'{"step": "a", "files": 0, "bytes": Infinity}'],
 )  # fmt: skip
 def test_a_damaged_record_is_reported_and_keeps_nothing_alive(scene: Scene, data: bytes) -> None:
+    for hours_later in (0, 0.9):
+        scene.tick(hours_later=hours_later)
     (machine,) = scene.live()
     key = f"runs/run-1/{progress_key(machine)}"
     quick_client("s3").put_object(Bucket="runs", Key=key, Body=data)

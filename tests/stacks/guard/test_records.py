@@ -9,7 +9,7 @@ from moto.sns.models import sns_backends
 
 from stacks.guard.handler import GuardError
 from stacks.guard.ledger import Note
-from stacks.guard.records import MACHINE_FAILED, machine_failures, publish
+from stacks.guard.records import MACHINE_FAILED, machine_events, publish
 from stacks.guard.settings import GuardSettings, quick_client
 from tests.stacks.guard.scene import ACCOUNT, REGION, Scene
 from userdata.events import leave_event
@@ -23,14 +23,29 @@ def test_the_words_of_a_machine_are_found_by_the_name_that_it_gives_them(
     monkeypatch.setenv("MACHINE_ROOT", str(tmp_path))
     monkeypatch.setenv("INSTANCE_ID", "i-0abc")
     began = datetime.now(UTC).timestamp()
-    for name, message in (("boot-disk", "no"), (MACHINE_FAILED, "first"), (MACHINE_FAILED, "last")):
+    said = (("boot-disk", "no"), ("boot-disk", "again"), ("boot-torch", "2.12"), ("boot", ""))
+    for name, message in (*said, (MACHINE_FAILED, "first"), (MACHINE_FAILED, "last")):
         event = leave_event(name, "failed", message=message)
         scene.write(f"events/{event.name}", json.loads(event.read_text()))
     settings = GuardSettings.from_environment(scene.variables)
-    ((instance_id, when, message),) = machine_failures(settings, began - 60)
+    found = machine_events(settings, began - 60)
+    ((instance_id, when, message),) = found.failures
     assert (instance_id, message) == ("i-0abc", "last")
     assert when == pytest.approx(began, abs=60)
-    assert list(machine_failures(settings, began + 3600)) == []
+    # A step counts once, however often a machine repeats it.
+    assert found.steps == {"i-0abc": 2}
+    assert machine_events(settings, began + 3600).failures == []
+
+
+@pytest.mark.parametrize("hours_off", [-40.0, -2.0, 2.0, 40.0])
+def test_a_failure_counts_from_its_time_in_s3_whatever_the_machines_clock_says(
+    scene: Scene, hours_off: float
+) -> None:
+    scene.tick()
+    scene.head("running")
+    scene.failed(*scene.live(), "no disk", hours_ago=-hours_off)
+    assert scene.tick()["action"] == "none"
+    assert scene.tick(hours_later=0.1)["reason"].endswith("is still running: no disk")
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b'{"attempts": []}'])

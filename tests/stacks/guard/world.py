@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from botocore.exceptions import ClientError
@@ -11,7 +12,7 @@ from botocore.exceptions import ClientError
 from contract.keys import progress_key
 from contract.progress import progress_record
 
-Habit = Literal["works", "hangs", "dies", "idles", "syncs", "stalls"]
+Habit = Literal["works", "hangs", "dies", "fails", "idles", "stalls"]
 Market = Literal["spot", "on-demand"]
 PREFIX = "runs/run-1/"
 FLEET = "sfr-1"
@@ -19,10 +20,9 @@ MINUTE, HOUR = 60.0, 3600.0
 NOTICE_SECONDS = 120.0
 BOOT_SECONDS = 300.0
 COMMIT_SECONDS = 900.0
-# Of machines that hang: until their last heartbeat; that die: until they end themselves.
-HANG_SECONDS, DIE_SECONDS = 1500.0, 480.0
-# Before they work: of machines that sync. One that stalls says the same again from then on.
-SYNC_SECONDS, STALL_SECONDS = 2.5 * HOUR, 1500.0
+# From the first heartbeat of machines that hang to their last; from the boot of those that stall to
+# the last byte of their sync; of those that die or fail, until they end themselves or say so.
+HANG_SECONDS, STALL_SECONDS, DIE_SECONDS = 1200.0, 1200.0, 480.0
 # The market of a world: dollars an hour.
 ON_DEMAND_USD = 1.0
 VOLUME_USD = 0.05
@@ -40,6 +40,30 @@ def error(code: str, operation: str = "Call", status: int = 400) -> ClientError:
     return ClientError(answer, operation)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """How long what the machines of a run do takes; none of it is a fault."""
+
+    boot: float = BOOT_SECONDS  # to the end of the last step without progress, half of it the first
+    wait: float = 0.0  # for a dataset that is still uploaded, without a word
+    build: float = 0.0  # requirements that compile
+    sync: float = 0.0
+    first_step: float = 0.0  # until it is compiled; heartbeats go on, as in all that follows
+    commit_every: float = COMMIT_SECONDS
+    step: float = 0.0  # a save waits for its end
+    save: float = 0.0
+    evaluation: float = 0.0  # once before each commit
+
+    @property
+    def ready(self) -> float:
+        """Seconds from launch to the first heartbeat."""
+        return self.boot + self.wait + self.build + self.sync
+
+    @property
+    def between_commits(self) -> float:
+        return self.commit_every + self.step + self.save + self.evaluation
+
+
 @dataclass(kw_only=True)
 class Machine:
     id: str
@@ -51,7 +75,11 @@ class Machine:
     why: str = ""  # EC2's StateReason, and whose doing it was
     tags: dict[str, str] = field(default_factory=dict)
     committed: float = 0.0  # when
-    progressed: float = 0.0  # when its boot last got something done
+    lived: float = 0.0  # seconds of its life so far; a boot stands still without S3
+    progressed: float = 0.0  # when S3 last heard that its boot got something done
+    failed: float = 0.0  # when S3 heard its event machine-failed
+    began: float = 0.0  # what it commits next
+    reported: dict[str, int] = field(default_factory=dict)  # the most of each step
     trained: float | None = None  # seconds of the run's work, with what it resumed from
 
     @property
@@ -74,6 +102,11 @@ class World:
     is_cancelled: bool = False
     has_capacity: bool = True
     spot_usd: float = 0.4
+    life: Life = Life()
+    # Until when the machines do not reach S3, and the Guard does not.
+    trouble_ends: float = 0.0
+    guard_trouble_ends: float = 0.0
+    clock_off: float = 0.0  # seconds that the machines' clocks are ahead
     habits: list[Habit] = field(default_factory=lambda: ["works"])
     machines: list[Machine] = field(default_factory=list)
     # Each object's versions, the newest last; None is a delete marker.
@@ -115,43 +148,88 @@ class World:
 
     def _live(self, machine: Machine, seconds: float) -> None:
         age = self.now - machine.launched
+        if not self.in_trouble or machine.lived >= self.life.ready:
+            machine.lived += seconds
         if machine.ends is not None and self.now >= machine.ends:
             self.end(machine, machine.why, saves=True)
         elif machine.habit == "dies" and age >= DIE_SECONDS:
             self.end(machine, ITS_OWN)
-        elif machine.habit in ("syncs", "stalls"):
-            self._sync(machine, age)
+        elif machine.habit == "fails" and age >= DIE_SECONDS:
+            self._fail(machine)
+        elif machine.habit == "stalls" or machine.lived < self.life.ready:
+            self._boot(machine, seconds)
         elif self.state == "running" and machine is self.holder:
             self._beat(machine, seconds)
 
-    def _sync(self, machine: Machine, age: float) -> None:
-        if machine.habit == "syncs" and age >= SYNC_SECONDS:
-            machine.habit = "works"
+    @property
+    def in_trouble(self) -> bool:
+        return self.now < self.trouble_ends
+
+    def _fail(self, machine: Machine) -> None:
+        """Its event is sent once S3 takes it; it hangs, and does not end itself."""
+        if not machine.failed and not self.in_trouble:
+            machine.failed = self.now
+            self._leave_event(machine, "machine-failed", {"message": "no disk"})
+
+    def _leave_event(self, machine: Machine, name: str, event: dict[str, str]) -> None:
+        when = datetime.fromtimestamp(self.now + self.clock_off, UTC)
+        key = f"events/{when:%Y%m%dT%H%M%S.%fZ}-{machine.id}-{name}.json"
+        self.put(key, json.dumps(event).encode())
+
+    def _boot(self, machine: Machine, seconds: float) -> None:
+        """Tell of steps that are done, and of what is built and synced."""
+        if self.in_trouble:
             return
-        if machine.habit == "syncs" or age < STALL_SECONDS:
-            machine.progressed = self.now
-        done = int(max(0.0, machine.progressed - machine.launched))
-        self.put(progress_key(machine.id), progress_record("dataset", 0, done))
+        life, before = self.life, machine.lived - seconds
+        for name, end in (("boot-run-env", life.boot / 2), ("boot-services", life.boot)):
+            if before < end <= machine.lived:
+                self._leave_event(machine, name, {})
+                machine.progressed = self.now
+        built = life.boot + life.build
+        self._report(machine, "program", life.boot, built)
+        most = built + life.wait + STALL_SECONDS if machine.habit == "stalls" else life.ready
+        self._report(machine, "dataset", built + life.wait, most)
+
+    def _report(self, machine: Machine, step: str, start: float, end: float) -> None:
+        if machine.lived < start or start == end:
+            return
+        done = int(min(machine.lived, end) - start)
+        if done > machine.reported.get(step, 0):
+            machine.reported[step], machine.progressed = done, self.now
+        self.put(progress_key(machine.id), progress_record(step, 0, machine.reported.get(step, 0)))
 
     @property
     def holder(self) -> Machine | None:
         """Who has the lease: the first that has booted and wants it."""
-        booted = (each for each in self.live if self.now - each.launched >= BOOT_SECONDS)
-        return next((each for each in booted if each.habit in ("works", "hangs")), None)
+        booted = (each for each in self.live if each.lived >= self.life.ready)
+        return next(
+            (each for each in booted if each.habit == "works" or self.hangs_later(each)), None
+        )
+
+    def hangs_later(self, machine: Machine) -> bool:
+        return machine.habit == "hangs" and machine.lived - self.life.ready < HANG_SECONDS
+
+    def is_healthy(self, machine: Machine) -> bool:
+        """Whether it does what it is there for, however long it says nothing."""
+        return machine.habit in ("works", "dies") or self.hangs_later(machine)
 
     def _beat(self, machine: Machine, seconds: float) -> None:
         """The trainer's heartbeat, and a commit now and then."""
-        if machine.habit == "hangs" and self.now - machine.launched >= HANG_SECONDS:
-            return
+        life = self.life
         if machine.trained is None:
+            if self.in_trouble:
+                return
             if self.is_headless and self.has_checkpoints:
                 self.end(machine, ITS_OWN)  # the trainer refuses to begin
                 return
             machine.trained = self.committed_work
-        elif machine.habit == "works":
-            machine.trained += seconds
-        began = max(machine.committed, machine.launched + BOOT_SECONDS)
-        if machine.habit == "works" and self.now - began >= COMMIT_SECONDS:
+            machine.began = self.now + life.first_step
+        elif machine.habit == "works" and self.now > machine.began:
+            machine.trained += seconds  # saves and evaluations are part of a stage's time
+        if self.in_trouble:
+            return
+        is_due = self.now - machine.began >= life.between_commits
+        if machine.habit == "works" and is_due:
             self.commit(machine)
         else:
             self.write_head()
@@ -174,7 +252,8 @@ class World:
         self.put("head.json", None)
 
     def commit(self, machine: Machine) -> None:
-        machine.committed, self.committed_work = self.now, machine.trained or 0.0
+        machine.committed = machine.began = self.now
+        self.committed_work = machine.trained or 0.0
         name = f"{int(self.now):08d}-g0001-0000000000000000"
         self.put(f"checkpoints/{name}/state.json", b"{}")
         left, entry = self.committed_work, {"name": name}
@@ -221,7 +300,8 @@ class World:
     def end(self, machine: Machine, why: str, *, saves: bool = False) -> None:
         """With a notice, or shut down in order, a trainer saves."""
         works = machine is self.holder and machine.habit == "works" and self.state == "running"
-        if saves and works and machine.trained is not None and not self.is_headless:
+        can_save = machine.trained is not None and not (self.is_headless or self.in_trouble)
+        if saves and works and can_save and self.life.step + self.life.save <= NOTICE_SECONDS:
             self.commit(machine)
         machine.ended, machine.why = self.now, why
 
@@ -237,6 +317,8 @@ class World:
     # -- what the Guard sees
 
     def allow(self, operation: str) -> None:
+        if self.now < self.guard_trouble_ends and "object" in operation:
+            raise error("SlowDown", operation, 503)
         if operation in self.between:
             self.between.pop(operation)()
         if self.failing[operation] > 0:
