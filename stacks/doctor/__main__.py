@@ -1,7 +1,7 @@
 """`python -m stacks.doctor`: each line is ok, a warning or a problem, with its fix.
 
-The exit code is 1 if there is a problem, 2 for an invalid context. It only reads; its request for a
-fleet is a dry run.
+The exit code is 1 if there is a problem, 2 if nothing could be checked. It only reads; its request
+for a fleet is a dry run.
 """
 
 import argparse
@@ -12,15 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    SSOError,
-    TokenRetrievalError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 
-from sizing import PRICE_REGION
+from contract.aws_errors import explain
 from stacks.doctor import capacity, deployment, network
 from stacks.doctor.account import (
     Check,
@@ -58,7 +52,7 @@ _COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=")
 
 
 def examine(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Yield the findings one by one; without credentials, only the first."""
+    """Yield the findings one by one; only the first where AWS does not answer."""
     found = _credentials(target)
     yield found
     if found.state == "ok":
@@ -67,23 +61,16 @@ def examine(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _credentials(target: DeployTarget) -> Diagnosis:
-    if not target.region:
-        fix = "export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1"
-        what = "no region is set; nothing else was checked"
-        return problem(check="region", what=what, fix=fix)
     check = "credentials"
     try:
         identity = target.client("sts").get_caller_identity()
-    except (SSOError, TokenRetrievalError) as error:
-        return problem(what=f"{error}; nothing else was checked", fix="aws sso login", check=check)
-    except (NoCredentialsError, ClientError) as error:
-        what = f"{error}; nothing else was checked"
+    except (BotoCoreError, ClientError) as error:
+        what = f"{explain(error) or f'cannot call AWS ({error})'}; nothing else was checked"
+        fix = f"aws sts get-caller-identity --region {target.region}"
+        if isinstance(error, ClientError):
+            fix = _LOG_IN
         if "InvalidClientTokenId" in what:
             what += f" (so answers, too, a region that is off: {_IS_ON} {target.region})"
-        return problem(what=what, fix=_LOG_IN, check=check)
-    except BotoCoreError as error:
-        what = f"cannot call AWS ({error}); nothing else was checked"
-        fix = f"aws sts get-caller-identity --region {target.region}"
         return problem(what=what, fix=fix, check=check)
     what = f"account {identity['Account']} in {target.region} as {identity['Arn']}"
     return ok(what=what, check=check)
@@ -100,11 +87,9 @@ def main(
         if strange := [pair for pair in options.context if "=" not in pair]:
             raise ValueError(f"-c {strange[0]} is not NAME=VALUE")
         client, region = connect(options.profile)
-        parameters = StackParameters.from_context(
-            {**defaults(), **given}, region=region or PRICE_REGION
-        )
-    except (ValueError, BotoCoreError) as mistake:
-        print(f"doctor: {mistake}", file=sys.stderr)
+        parameters = StackParameters.from_context({**defaults(), **given}, region=region)
+    except (ValueError, BotoCoreError, ClientError) as mistake:
+        print(f"doctor: {explain(mistake) or mistake}", file=sys.stderr)
         return 2
     target = DeployTarget(
         client=client,
@@ -128,6 +113,8 @@ def main(
     else:
         warnings = sum(each.state == "warning" for each in findings)
         print(f"\nfindings: {len(findings)}, problems: {problems}, warnings: {warnings}")
+    if len(findings) == 1:  # the credentials' own
+        return 2
     return int(problems > 0)
 
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
+from contract.aws_errors import checked, settings_checked
 from stacks.guard.settings import answer_or_none
 from stacks.parameters import StackParameters
 
@@ -92,12 +93,20 @@ Check = Callable[[DeployTarget], Iterator[Diagnosis]]
 
 
 def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
-    """Return a factory of clients with short timeouts, and the region."""
+    """Return a factory of clients with short timeouts, and the region.
+
+    SettingsError for a profile that is not there or whose credentials cannot be had.
+    """
     # boto3 reads only AWS_DEFAULT_REGION; the CDK CLI prefers AWS_REGION.
     region = os.environ.get("AWS_REGION")
-    session = boto3.session.Session(profile_name=profile, region_name=region)
     config = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2})
-    return cache(partial(session.client, config=config)), session.region_name or ""
+    with settings_checked():
+        session = checked(boto3.session.Session(profile_name=profile, region_name=region))
+        client = cache(partial(session.client, config=config))
+        if not session.region_name:
+            raise NoRegionError
+        client("sts")  # finds a wrong endpoint now
+    return client, session.region_name
 
 
 def run(name: str, check: Check, target: DeployTarget) -> Iterator[Diagnosis]:

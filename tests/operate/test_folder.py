@@ -273,7 +273,7 @@ def test_fails_where_neither_region_nor_run_is_known(
     quick_client.cache_clear()
     assert main(["list"]) == 2
     printed = capsys.readouterr().err
-    assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in printed
+    assert "specify a region: export AWS_REGION=us-east-1" in printed
     for folder in ("./nothing", "runs/nothing"):
         assert main(["status", folder]) == 2
         assert "no run found at" in capsys.readouterr().err
