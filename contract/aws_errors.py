@@ -10,17 +10,20 @@ from typing import Any
 
 from contract.errors import UserError
 
+# fmt: off
 # botocore's errors of the network, and of a machine's own credentials: those pass.
 _PASSING = {
-    "CapacityNotAvailableError",
-    "ChecksumError",
-    "ConnectionError",
-    "FlexibleChecksumError",
-    "HTTPClientError",
-    "IncompleteReadError",
-    "MetadataRetrievalError",
-    "WaiterError",
+    "CapacityNotAvailableError", "ChecksumError", "ConnectionError", "FlexibleChecksumError",
+    "HTTPClientError", "IncompleteReadError", "MetadataRetrievalError", "WaiterError",
 }
+# Answers of AWS: whose credentials, or at what time, is in doubt; never whether they may.
+_UNACCEPTED = {
+    "AuthFailure", "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId",
+    "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch", "TokenRefreshRequired",
+    "UnrecognizedClientException",
+}
+# fmt: on
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
 _MACHINES_OWN = ("iam-role", "container-role")
 _LOG_IN = "export AWS_PROFILE=NAME, or make one: aws configure sso && aws sso login"
 # What to do about the others, the special before the general.
@@ -36,20 +39,6 @@ _ADVICE = {
     "ParamValidationError": "correct the name",
 }
 _CORRECT = "correct ~/.aws/config or the AWS_* variables"
-# Answers of AWS: whose credentials, or at what time, is in doubt; never whether they may.
-_UNACCEPTED = {
-    "AuthFailure",
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidAccessKeyId",
-    "InvalidClientTokenId",
-    "InvalidToken",
-    "SignatureDoesNotMatch",
-    "TokenRefreshRequired",
-    "UnrecognizedClientException",
-}
-DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
-
 # Kinds of policies, as AWS's messages name them (IAM's guide, "Troubleshoot access denied error
 # messages"), and who can allow what they deny.
 _WHO_ALLOWS = {
@@ -95,7 +84,7 @@ def settings_checked() -> Iterator[None]:
         yield
     except Exception as error:
         fault = settings_fault(error)
-        is_odd = isinstance(error, (OSError, RuntimeError, ValueError, KeyError))
+        is_odd = isinstance(error, OSError | RuntimeError | ValueError | KeyError)
         if fault is None and is_odd and "BotoCoreError" not in _names(error):
             what = f"AWS's settings cannot be used ({_one_line(error)})"
             fault = f"{what}: {_ADVICE['CredentialRetrievalError']}"

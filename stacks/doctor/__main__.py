@@ -26,7 +26,7 @@ from stacks.doctor.account import (
     run,
 )
 from stacks.parameters import StackParameters
-from stacks.parameters.context import defaults
+from stacks.parameters.context import QUALIFIER, defaults, qualifier
 
 # In the order in which to fix them.
 CHECKS: Mapping[str, Check] = {
@@ -39,6 +39,7 @@ CHECKS: Mapping[str, Check] = {
     "image": capacity.image_resolves,
     "key": deployment.key_can_be_used,
     "network": network.network_can_be_used,
+    "public access": network.public_access_is_allowed,
     "stack": deployment.stacks_can_be_deployed,
     "run": deployment.no_other_run_ends,
     "dataset": deployment.dataset_is_uploaded,
@@ -48,7 +49,7 @@ _IS_ON = "aws account get-region-opt-status --region us-east-1 --region-name"
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
 
 # What a fix begins with that calls AWS: it must be with the profile that was examined.
-_COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=")
+_COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=", "group=")
 
 
 def examine(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -96,6 +97,7 @@ def main(
         region=region,
         parameters=parameters,
         options="".join(f" -c {shlex.quote(pair)}" for pair in options.context),
+        qualifier=given.get(QUALIFIER) or qualifier(),
     )
     if options.before:
         return _find_foreign(target, options.before)

@@ -63,13 +63,15 @@ class _Order:
         try:
             if not self._stop.is_set():
                 self._answer(self._sent(number))
-        except (UserError, CredentialsError) as error:
-            # The trainer found credentials but this process did not: every order would fail.
-            os.write(sys.stderr.fileno(), f"{error}\n".encode())
-            os._exit(1)
-        except (StoreError, FileNotFoundError) as error:
+        except (UserError, StoreError, FileNotFoundError) as error:
+            self._is_lasting = isinstance(error, LastingError)
+            is_settings = self._is_lasting and not self._store.patience.is_reached
+            if is_settings or isinstance(error, UserError | CredentialsError):
+                # The trainer found credentials but this process did not: every order would fail.
+                os.write(sys.stderr.fileno(), f"{error}\n".encode())
+                os._exit(1)
             self._stop.set()
-            self._error, self._is_lasting = str(error), isinstance(error, LastingError)
+            self._error = str(error)
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
