@@ -199,22 +199,16 @@ def modify_vpc_endpoint(moto: Any, self: Any, vpc_id: str, **changes: Any) -> No
 
 @_method_of(VPCBackend)
 def create_vpc_endpoint(moto: Any, self: Any, vpc_id: str, *named: Any, **more: Any) -> Any:
-    """Moto makes two endpoints in a zone, private names without DNS, and no default group."""
+    """Moto gives private names without the VPC's DNS, and no default security group."""
     if (more.get("endpoint_type") or "").lower() == "interface":
-        zones = [self.get_subnet(each).availability_zone for each in more["subnet_ids"]]
-        if len(set(zones)) < len(zones):
-            message = "Found another VPC endpoint subnet in the same Availability Zone"
-            raise EC2ClientError("DuplicateSubnetsInSameZone", message)
         vpc = self.get_vpc(vpc_id)
         has_dns = (vpc.enable_dns_support, vpc.enable_dns_hostnames)
         if more["private_dns_enabled"] and {str(each).lower() for each in has_dns} != {"true"}:
-            message = (
-                "Enabling private DNS requires both enableDnsSupport and enableDnsHostnames VPC "
-                f"attributes set to true for {vpc_id}"
-            )
-            raise EC2ClientError("InvalidParameter", message)
-        default = self.get_default_security_group(vpc_id).id
-        more["security_group_ids"] = more["security_group_ids"] or [default]
+            needs = "both enableDnsSupport and enableDnsHostnames VPC attributes set to true"
+            why = f"Enabling private DNS requires {needs} for {vpc_id}"
+            raise EC2ClientError("InvalidParameter", why)
+        default = [self.get_default_security_group(vpc_id).id]
+        more["security_group_ids"] = more["security_group_ids"] or default
     return moto(self, vpc_id, *named, **more)
 
 

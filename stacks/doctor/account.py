@@ -153,6 +153,11 @@ def _denied(call: str, message: str, target: DeployTarget) -> Diagnosis:
     if not statement or "identity-based" not in why or kind not in ("role", "user"):
         return problem(what=what, fix=_OTHER)
     text = json.dumps({"Version": "2012-10-17", "Statement": [statement]}, separators=(",", ":"))
+    with suppress(ClientError):  # the stacks' outputs may be denied too
+        for each in ("Dataset", "Run"):
+            given = getattr(target.parameters, f"{each.lower()}_bucket")
+            bucket = given or target.output(DATASET, f"{each}BucketName")
+            text = text.replace(f"{each.upper()}-BUCKET", bucket or f"{each.upper()}-BUCKET")
     fix = (
         f"aws iam put-{kind}-policy --{kind}-name {name} --policy-name training-{sid} "
         f"--policy-document '{text}'   # as an administrator"

@@ -241,12 +241,16 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
         for each in _endpoints(target)
         if each.get("PrivateDnsEnabled") and each["ServiceName"].startswith(prefix)
     }
-    subnets = _subnets(target)
+    shut: dict[str, list[str]] = {}  # one group may be that of many endpoints
     for name in sorted(there.keys() & {*INTERFACES, "s3"}):
         groups = ec2.describe_security_groups(GroupIds=there[name])["SecurityGroups"]
-        if not all(any(_admits(group, each["CidrBlock"]) for group in groups) for each in subnets):
-            what = f"the endpoint of {name} in {vpc} does not admit port 443 from the subnets"
-            yield problem(what=what, fix=f"{admit}{there[name][0]}")
+        for each in _subnets(target):
+            if not any(_admits(group, each["CidrBlock"]) for group in groups):
+                shut.setdefault(there[name][0], []).append(name)
+                break
+    for group, names in shut.items():
+        what = f"the endpoints of {', '.join(names)} in {vpc} do not admit the subnets to port 443"
+        yield problem(what=what, fix=admit + group)
     missing = [name for name in INTERFACES if name not in there]
     if not closed or not missing:
         return

@@ -231,12 +231,42 @@ def test_a_manifest_that_is_none_is_a_problem(healthy: Clinic, examine: Examine)
     assert "is not a manifest" in examine(healthy)["dataset"][0]["what"]
 
 
-def test_what_may_not_be_checked_is_a_problem(healthy: Clinic, examine: Examine) -> None:
-    healthy.denied.add("iam")
-    (line,) = examine(healthy)["service role"]
-    assert "these credentials may not call ListRoles" in line["what"]
+BOUNDARY, SCP = "PermissionsBoundaryDecisionDetail", "OrganizationsDecisionDetail"
+
+
+@pytest.mark.parametrize(
+    ("simulated", "state", "words"),
+    [
+        (None, "problem", "these credentials may not call iam:ListRoles"),
+        ({"EvalDecision": "implicitDeny"}, "problem", "an identity-based policy would have to"),
+        ({"EvalDecision": "allowed"}, "problem", "the resource's policy would have to allow"),
+        (
+            {"EvalDecision": "implicitDeny", BOUNDARY: {"AllowedByPermissionsBoundary": False}},
+            "problem",
+            "a permissions boundary would have to allow",
+        ),
+        (
+            {"EvalDecision": "explicitDeny", SCP: {"AllowedByOrganizations": False}},
+            "warning",
+            "a service control policy would have to allow",
+        ),
+    ],
+)
+def test_what_may_not_be_checked_names_the_policy_by_the_simulator(
+    healthy: Clinic,
+    examine: Examine,
+    simulated: dict[str, Any] | None,
+    state: str,
+    words: str,
+) -> None:
+    """Where the message does not say it, as in this one."""
+    healthy.iam_denied, healthy.simulated = True, simulated
+    found = examine(healthy)
+    (line,) = found["service role"]
+    assert line["state"] == state
+    assert words in line["what"] and "(asked by Doctor of docs/deployer.md)" in line["what"]
     # The rest was checked all the same.
-    assert examine(healthy)["image"][0]["state"] == "ok"
+    assert found["image"][0]["state"] == "ok"
 
 
 def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine: Examine) -> None:
