@@ -1,7 +1,7 @@
 """Checks of the network: room for our own, or an existing one from which machines reach AWS."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import ip_network
+from ipaddress import IPv4Network
 from typing import Any
 from urllib.request import getproxies
 
@@ -274,7 +274,7 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
 def _admits(group: Mapping[str, Any], block: str) -> bool:
     """Whether a rule of a group admits HTTPS from all addresses of a block."""
     return any(
-        ip_network(block).subnet_of(ip_network(allowed["CidrIp"]))
+        IPv4Network(block).subnet_of(IPv4Network(allowed["CidrIp"]))
         for rule in group["IpPermissions"]
         for allowed in rule["IpRanges"]
         if rule["IpProtocol"] == "-1" or rule.get("FromPort", 0) <= 443 <= rule.get("ToPort", 0)
