@@ -200,6 +200,21 @@ def modify_vpc_endpoint(moto: Any, self: Any, vpc_id: str, **changes: Any) -> No
         self.delete_route(table, prefixes)
 
 
+@_method_of(VPCBackend)
+def create_vpc_endpoint(moto: Any, self: Any, vpc_id: str, *named: Any, **more: Any) -> Any:
+    """Moto gives private names without the VPC's DNS, and no default security group."""
+    if (more.get("endpoint_type") or "").lower() == "interface":
+        vpc = self.get_vpc(vpc_id)
+        has_dns = (vpc.enable_dns_support, vpc.enable_dns_hostnames)
+        if more["private_dns_enabled"] and {str(each).lower() for each in has_dns} != {"true"}:
+            needs = "both enableDnsSupport and enableDnsHostnames VPC attributes set to true"
+            why = f"Enabling private DNS requires {needs} for {vpc_id}"
+            raise EC2ClientError("InvalidParameter", why)
+        default = [self.get_default_security_group(vpc_id).id]
+        more["security_group_ids"] = more["security_group_ids"] or default
+    return moto(self, vpc_id, *named, **more)
+
+
 @_method_of(IAMBackend)
 def _init_aws_policies(moto: Any, self: Any) -> list[Any]:
     """Moto looks for the first request's key in all six partitions.

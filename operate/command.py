@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections import deque
@@ -13,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.exceptions import BotoCoreError, ClientError
 
+from contract.aws_errors import DENIED, explain
 from contract.errors import UserError
 from contract.grammar import argument_type, parse_count
 from operate import control
@@ -24,7 +24,7 @@ from operate.runs import find_run
 from operate.status import as_text, cost_of, list_runs, read_status
 from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
 from sizing import show_table
-from training.durable import CredentialsError, StoreError, attended, exit_code_of
+from training.durable import StoreError, attended, exit_code_of
 
 _RUN = (
     "an id, s3://bucket/runs/ID, or a folder, of a run or a sweep; default: the run of the "
@@ -33,7 +33,6 @@ _RUN = (
 _PLACE = "s3://bucket/runs, or a folder with runs; default: the account"
 _REFRESH_SECONDS = 5.0
 _OVER = ("finished", "failed", "stopped")
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,17 +68,12 @@ def _print(found: Any, *, as_json: bool) -> None:
 
 
 def _explain(error: Exception) -> NoReturn:
-    """Raise a UserError if the credentials lack something, otherwise the error itself."""
+    """Raise a UserError for what the caller can change, otherwise the error itself."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
-    if isinstance(cause, ClientError) and cause.response["Error"]["Code"] in _DENIED:
-        named = re.search(r"perform: (\w+:\w+)", str(cause))
-        raise UserError(
-            f"these credentials may not call {named[1] if named else cause.operation_name}; "
-            "docs/runs.md has the policy to attach to them"
-        ) from error
-    if isinstance(error, CredentialsError | NoRegionError | NoCredentialsError):
-        lacks = str(error).rstrip(".")
-        raise UserError(f"{lacks}: export AWS_REGION and AWS_PROFILE, or name a folder") from error
+    if cause is not None and (why := explain(cause)):
+        is_denied = isinstance(cause, ClientError) and cause.response["Error"]["Code"] in DENIED
+        policy = "; docs/runs.md has the policy to attach to them" * is_denied
+        raise UserError(why + policy) from error
     raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
 
 

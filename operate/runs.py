@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import boto3
+
+from contract.aws_errors import checked, settings_checked
 from contract.errors import UserError
 from contract.keys import HEAD, RUNS
 from contract.stack_names import DESCRIPTIONS
@@ -78,7 +81,10 @@ def run_buckets() -> list[str]:
 
 def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
     deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
-    for page in quick_client("cloudformation").get_paginator("describe_stacks").paginate():
+    with settings_checked():
+        stacks = quick_client("cloudformation").get_paginator("describe_stacks")
+        checked(boto3.DEFAULT_SESSION)
+    for page in stacks.paginate():
         for stack in page["Stacks"]:
             if stack.get("Description") not in DESCRIPTIONS.values():
                 continue  # another project's outputs may have the same names

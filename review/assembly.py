@@ -19,6 +19,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract.aws_errors import SettingsError, checked, explain, settings_checked
 from contract.stack_names import image_of
 from sizing import PRICE_REGION
 
@@ -219,7 +220,8 @@ def deployed(stack_names: Sequence[str]) -> Side:
     """Read the deployed stacks' templates; needs cloudformation:GetTemplate and DescribeStacks."""
     stacks: dict[str, StackSide] = {}
     try:
-        client = _session().client("cloudformation")
+        with settings_checked():
+            client = checked(_session()).client("cloudformation")
         for name in stack_names:
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]
@@ -235,8 +237,9 @@ def deployed(stack_names: Sequence[str]) -> Side:
                 drift=_drift(client, described),
             )
         others = {} if stacks.keys() == {*stack_names} else _descriptions(client)
-    except (BotoCoreError, ClientError) as error:
-        raise CannotReview(f"the deployed stacks cannot be read: {error}") from error
+    except (BotoCoreError, ClientError, SettingsError) as error:
+        why = explain(error) or error
+        raise CannotReview(f"the deployed stacks cannot be read: {why}") from error
     region = client.meta.region_name
     return Side(name=f"what is deployed in {region}", stacks=stacks, region=region, others=others,
                 is_deployed=True)  # fmt: skip

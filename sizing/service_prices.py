@@ -33,7 +33,8 @@ IMAGE_GIB = 45
 # cloud-horizons 2026-05 and cloudburn 2026-02.
 PUBLIC_IPV4_USD_PER_HOUR = 0.005
 NAT_GATEWAY_USD_PER_HOUR = 0.045
-# Per zone; data processed costs extra. From memory.
+# Per zone; data processed costs $0.01 per GB (https://aws.amazon.com/privatelink/pricing/, as
+# awsnegotiations.com 2026-05 repeats it).
 INTERFACE_ENDPOINT_USD_PER_HOUR = 0.01
 
 # c3x.dev and factualminds.com 2026-06; an account's ten free standard alarms and three free

@@ -126,6 +126,7 @@ _SPOT_ROLES = (
     "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
     "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
 )
+_OWN = ":role/aws-service-role/"  # of services, which no policy of an organization limits
 _ALL = '{"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
 
 
@@ -142,6 +143,8 @@ class AccessControl:
 
     def __init__(self, *, account: str, region: str, stacks: Callable[[], Iterable[Stack]]) -> None:
         self.account, self.region = account, region
+        # Service control policies with what they deny, as the organization's FullAWSAccess allows.
+        self.organization: list[str] = []
         self.sessions = Sessions(account=account, region=region)
         self.evidence = Evidence(stacks=stacks, policies_of=self._policies_of)
         self._iam: Any = iam_backends[account]["aws"]
@@ -220,6 +223,8 @@ class AccessControl:
         roles = self._role(caller.role)
         read = self.evidence.read
         every = [read_policy("root", IDENTITY, _ALL)] if caller.kind == "Account" else []
+        if caller.kind in ("Account", "User", "AssumedRole") and _OWN not in caller.arn:
+            every += [read_policy("scp", "service control policy", e) for e in self.organization]
         boundaries = [each.permissions_boundary_arn for each in roles]
         resource = [read(key, text) for key, text in self._resource(one)]
         # A key always has a policy; if none is found, the key does not exist, and KMS says so.

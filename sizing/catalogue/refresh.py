@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from contract.aws_errors import settings_checked
 from sizing.catalogue.prices import (
     PRICE_REGION,
     Price,
@@ -159,10 +160,11 @@ def refresh(
         for name, value in answers:
             figures[name] = {"value": value, "at": at}
 
-    # Few regions serve the price list; this one has the prices of all.
-    pricing = session.client("pricing", region_name=PRICE_REGION)
-    ec2 = session.client("ec2", region_name=region)
-    limits = session.client("service-quotas", region_name=region)
+    with settings_checked():
+        # Few regions serve the price list; this one has the prices of all.
+        pricing = session.client("pricing", region_name=PRICE_REGION)
+        ec2 = session.client("ec2", region_name=region)
+        limits = session.client("service-quotas", region_name=region)
     codes = sorted({code for size in sizes if (code := find(size).quota_code)})
     ask("list prices", lambda: note(kept.on_demand, list_prices(pricing, sizes, region)))
     ask("Spot prices", lambda: note(kept.spot, spot_prices(ec2, sizes, now)))

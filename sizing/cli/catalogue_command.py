@@ -17,6 +17,7 @@ from dataclasses import asdict
 from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
+from contract.aws_errors import checked, settings_checked
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
 from sizing.catalogue.prices import SNAPSHOT_FILE, age_note, import_skypilot, snapshot, write
@@ -104,9 +105,11 @@ def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
     # Slow to import, and only needed here.
     import boto3
 
+    with settings_checked():
+        session = checked(boto3.Session())
     answers = refresh(
         sizes,
-        session=boto3.Session(),
+        session=session,
         region=arguments.region,
         earlier=load(arguments.region),
         now=datetime.now(UTC),

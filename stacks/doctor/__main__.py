@@ -1,7 +1,7 @@
 """`python -m stacks.doctor`: each line is ok, a warning or a problem, with its fix.
 
-The exit code is 1 if there is a problem, 2 for an invalid context. It only reads; its request for a
-fleet is a dry run.
+The exit code is 1 if there is a problem, 2 if nothing could be checked. It only reads; its request
+for a fleet is a dry run.
 """
 
 import argparse
@@ -12,15 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    SSOError,
-    TokenRetrievalError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 
-from sizing import PRICE_REGION
+from contract.aws_errors import explain
 from stacks.doctor import capacity, deployment, network
 from stacks.doctor.account import (
     Check,
@@ -32,7 +26,7 @@ from stacks.doctor.account import (
     run,
 )
 from stacks.parameters import StackParameters
-from stacks.parameters.context import defaults
+from stacks.parameters.context import QUALIFIER, defaults, qualifier
 
 # In the order in which to fix them.
 CHECKS: Mapping[str, Check] = {
@@ -45,6 +39,7 @@ CHECKS: Mapping[str, Check] = {
     "image": capacity.image_resolves,
     "key": deployment.key_can_be_used,
     "network": network.network_can_be_used,
+    "public access": network.public_access_is_allowed,
     "stack": deployment.stacks_can_be_deployed,
     "run": deployment.no_other_run_ends,
     "sweeps": deployment.sweeps_go_on,
@@ -55,11 +50,11 @@ _IS_ON = "aws account get-region-opt-status --region us-east-1 --region-name"
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
 
 # What a fix begins with that calls AWS: it must be with the profile that was examined.
-_COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=")
+_COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=", "group=")
 
 
 def examine(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Yield the findings one by one; without credentials, only the first."""
+    """Yield the findings one by one; only the first where AWS does not answer."""
     found = _credentials(target)
     yield found
     if found.state == "ok":
@@ -68,23 +63,16 @@ def examine(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _credentials(target: DeployTarget) -> Diagnosis:
-    if not target.region:
-        fix = "export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1"
-        what = "no region is set; nothing else was checked"
-        return problem(check="region", what=what, fix=fix)
     check = "credentials"
     try:
         identity = target.client("sts").get_caller_identity()
-    except (SSOError, TokenRetrievalError) as error:
-        return problem(what=f"{error}; nothing else was checked", fix="aws sso login", check=check)
-    except (NoCredentialsError, ClientError) as error:
-        what = f"{error}; nothing else was checked"
+    except (BotoCoreError, ClientError) as error:
+        what = f"{explain(error) or f'cannot call AWS ({error})'}; nothing else was checked"
+        fix = f"aws sts get-caller-identity --region {target.region}"
+        if isinstance(error, ClientError):
+            fix = _LOG_IN
         if "InvalidClientTokenId" in what:
             what += f" (so answers, too, a region that is off: {_IS_ON} {target.region})"
-        return problem(what=what, fix=_LOG_IN, check=check)
-    except BotoCoreError as error:
-        what = f"cannot call AWS ({error}); nothing else was checked"
-        fix = f"aws sts get-caller-identity --region {target.region}"
         return problem(what=what, fix=fix, check=check)
     what = f"account {identity['Account']} in {target.region} as {identity['Arn']}"
     return ok(what=what, check=check)
@@ -101,17 +89,16 @@ def main(
         if strange := [pair for pair in options.context if "=" not in pair]:
             raise ValueError(f"-c {strange[0]} is not NAME=VALUE")
         client, region = connect(options.profile)
-        parameters = StackParameters.from_context(
-            {**defaults(), **given}, region=region or PRICE_REGION
-        )
-    except (ValueError, BotoCoreError) as mistake:
-        print(f"doctor: {mistake}", file=sys.stderr)
+        parameters = StackParameters.from_context({**defaults(), **given}, region=region)
+    except (ValueError, BotoCoreError, ClientError) as mistake:
+        print(f"doctor: {explain(mistake) or mistake}", file=sys.stderr)
         return 2
     target = DeployTarget(
         client=client,
         region=region,
         parameters=parameters,
         options="".join(f" -c {shlex.quote(pair)}" for pair in options.context),
+        qualifier=given.get(QUALIFIER) or qualifier(),
     )
     if options.before:
         return _find_foreign(target, options.before)
@@ -129,6 +116,8 @@ def main(
     else:
         warnings = sum(each.state == "warning" for each in findings)
         print(f"\nfindings: {len(findings)}, problems: {problems}, warnings: {warnings}")
+    if len(findings) == 1:  # the credentials' own
+        return 2
     return int(problems > 0)
 
 

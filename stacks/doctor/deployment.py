@@ -12,11 +12,9 @@ from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.guard.settings import answer_or_none
 from stacks.parameters.checks import VOLUME_PER_DATASET
-from stacks.parameters.context import CDK_JSON
 
 # Required by assemblies of aws-cdk-lib 2.275 (requiresBootstrapStackVersion in the manifest).
 _BOOTSTRAP_VERSION = 6
-_QUALIFIER = "@aws-cdk/core:bootstrapQualifier"
 _DEFAULT_QUALIFIER = "hnb659fds"
 # The most samples that it suggests drawing; 900 clips of trajectory take 11 s of CPU.
 _DRAWN_SAMPLES = 20_000
@@ -28,20 +26,26 @@ _GRANTED = (
 
 def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that `cdk bootstrap` was run in this account and region."""
-    context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
-    parameter = f"/cdk-bootstrap/{context.get(_QUALIFIER, _DEFAULT_QUALIFIER)}/version"
     number = target.client("sts").get_caller_identity()["Account"]
     fix = f"npx cdk bootstrap aws://{number}/{target.region}"
+    qualifier, toolkit = target.qualifier or _DEFAULT_QUALIFIER, "CDKToolkit"
+    if qualifier != _DEFAULT_QUALIFIER:  # the same stack would lose the other's resources
+        toolkit += f"-{qualifier}"
+        fix += f" --qualifier {qualifier} --toolkit-stack-name {toolkit}"
+    parameter = f"/cdk-bootstrap/{qualifier}/version"
     found = answer_or_none(target.client("ssm").get_parameter, "ParameterNotFound", Name=parameter)
     if found is None:
-        yield problem(what=f"{target.region} is not bootstrapped: no {parameter}", fix=fix)
+        what = f"{target.region} is not bootstrapped: no {parameter}"
+        if qualifier != _DEFAULT_QUALIFIER and "CDKToolkit" in target.deployed:
+            what += f"; CDKToolkit is there: is the qualifier {qualifier} meant?"
+        yield problem(what=what, fix=fix)
         return
     version = int(found["Parameter"]["Value"])
     what = f"version {version}; {_BOOTSTRAP_VERSION} or newer is needed"
     if version < _BOOTSTRAP_VERSION:
         yield problem(what=what, fix=fix)
         return
-    parameters = target.deployed.get("CDKToolkit", {}).get("Parameters") or []
+    parameters = target.deployed.get(toolkit, {}).get("Parameters") or []
     given = {each["ParameterKey"]: each["ParameterValue"] for each in parameters}
     key = given.get("FileAssetsBucketKmsKeyId", "")
     if key in ("", "AWS_MANAGED_KEY"):  # a key that `cdk bootstrap` makes admits the account

@@ -1,8 +1,11 @@
 """Checks of the network: room for our own, or an existing one from which machines reach AWS."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Any
+from urllib.request import getproxies
 
+from sizing import service_prices
 from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.network import NUM_ZONES_BY_DEFAULT
 
@@ -43,6 +46,45 @@ def network_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
         yield from _existing(target)
     elif not target.stack(NETWORK):
         yield _vpc_quota(target)
+
+
+def public_access_is_allowed(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check that VPC Block Public Access leaves machines their way out, unless by endpoints.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/security-vpc-bpa.html
+    """
+    p, ec2 = target.parameters, target.client("ec2")
+    options = ec2.describe_vpc_block_public_access_options()["VpcBlockPublicAccessOptions"]
+    mode = options["InternetGatewayBlockMode"]
+    is_public = not p.vpc or any(each["MapPublicIpOnLaunch"] for each in _subnets(target))
+    if mode == "off" or (mode == "block-ingress" and not is_public):  # which leaves NAT
+        return
+    if p.vpc and len(_closed(target)) == len(p.subnets):  # endpoints have no gateway
+        return
+    outputs = (target.stack(NETWORK) or {}).get("Outputs") or []
+    ours = [each["OutputValue"] for each in outputs if each["OutputValue"].startswith("vpc-")]
+    vpc = p.vpc or "".join(ours[:1])
+    needed = "allow-bidirectional" if is_public else "allow-egress"
+    found = ec2.describe_vpc_block_public_access_exclusions()["VpcBlockPublicAccessExclusions"]
+    modes = [
+        each["InternetGatewayExclusionMode"]
+        for each in found
+        if each["ResourceArn"].endswith(f"/{vpc}") and each["State"].endswith("complete")
+    ]
+    if vpc and {needed, "allow-bidirectional"} & set(modes):
+        yield ok(what=f"{vpc} is excluded from VPC Block Public Access ({mode})")
+        return
+    what = f"VPC Block Public Access ({mode}) keeps machines of {vpc or NETWORK} from AWS"
+    fix = (
+        f"aws ec2 create-vpc-block-public-access-exclusion --vpc-id {vpc} --region "
+        f"{target.region} --internet-gateway-exclusion-mode {needed}"
+    )
+    if options.get("ExclusionsAllowed") == "not-allowed":
+        what += ", and the organization allows no exclusion: use subnets with endpoints (-c vpc=)"
+        fix = f"aws ec2 describe-vpcs --region {target.region}"
+    elif not vpc:
+        fix = f"{target.deploy(NETWORK)}   # then the doctor names it in the next command"
+    yield problem(what=what, fix=fix)
 
 
 def _vpc_quota(target: DeployTarget) -> Diagnosis:
@@ -87,15 +129,14 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
             fix=f"aws ec2 modify-subnet-attribute --subnet-id {subnet} "
             f"--no-map-public-ip-on-launch --region {target.region}",
         )
-    tables = _route_tables(target)
-    closed = [
-        each["SubnetId"]
-        for each in subnets
-        if each["SubnetId"] not in public and not _leads_out(tables[each["SubnetId"]])
+    closed = _closed(target)
+    found = [
+        *_names_that_do_not_resolve(target, needs_private=bool(closed)),
+        *_gateway_of_s3(target, is_closed=bool(closed)),
+        *_interfaces(target, closed),
     ]
-    missing = list(_missing_endpoints(target, tables, closed))
-    yield from missing
-    if not missing and not public:
+    yield from found
+    if not found and not public:
         way = "endpoints" if closed else "NAT"
         yield ok(what=f"{', '.join(p.subnets)} of {p.vpc} reach AWS by {way}, without an address")
 
@@ -116,39 +157,125 @@ def _route_tables(target: DeployTarget) -> dict[str, dict[str, Any]]:
     return {subnet: own.get(subnet, main) for subnet in p.subnets}
 
 
-def _leads_out(table: Mapping[str, Any]) -> bool:
-    """Whether machines without a public address reach the internet, by NAT or another network."""
-    return any(
-        route.get("DestinationCidrBlock") == "0.0.0.0/0"
-        and route.get("State") != "blackhole"
-        and not str(route.get("GatewayId", "")).startswith("igw-")
-        for route in table.get("Routes", [])
+def _closed(target: DeployTarget) -> dict[str, str]:
+    """Return the subnets from which machines reach no internet, each with what it has instead."""
+    tables, found = _route_tables(target), dict[str, str]()
+    for subnet in _subnets(target):
+        name, is_public = subnet["SubnetId"], subnet["MapPublicIpOnLaunch"]
+        out = {"DestinationCidrBlock": "0.0.0.0/0"}.items()
+        route = next((each for each in tables[name].get("Routes", []) if out <= each.items()), None)
+        if route is None:
+            found[name] = "no default route"
+        elif route.get("State") == "blackhole":
+            found[name] = "a default route to a gateway that is gone"
+        elif str(route.get("GatewayId", "")).startswith("igw-") and not is_public:
+            found[name] = "a default route for public addresses, but assigns none"
+    return found
+
+
+def _names_that_do_not_resolve(target: DeployTarget, *, needs_private: bool) -> Iterator[Diagnosis]:
+    """Check the VPC's DNS: AWS's resolver alone knows the private names of endpoints."""
+    ec2, vpc, at = target.client("ec2"), target.parameters.vpc, f"--region {target.region}"
+    for name in ("Support", "Hostnames") if needs_private else ("Support",):
+        answer = ec2.describe_vpc_attribute(VpcId=vpc, Attribute=f"enableDns{name}")
+        if not answer[f"EnableDns{name}"]["Value"]:
+            yield problem(
+                what=f"{vpc} has enableDns{name} off: AWS's names do not lead to its endpoints",
+                fix=f"aws ec2 modify-vpc-attribute --vpc-id {vpc} --enable-dns-{name.lower()} {at}",
+            )
+    options = ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["DhcpOptionsId"]
+    if options == "default":
+        return
+    (found,) = ec2.describe_dhcp_options(DhcpOptionsIds=[options])["DhcpOptions"]
+    given = {each["Key"]: each["Values"] for each in found["DhcpConfigurations"]}
+    servers = [each["Value"] for each in given.get("domain-name-servers", [])]
+    if "AmazonProvidedDNS" not in servers:
+        who = f"has the DNS servers {', '.join(servers)}" if servers else "names no DNS server"
+        yield (warning if servers else problem)(
+            what=f"{options} of {vpc} {who}: machines find AWS only if theirs forward to "
+            "AmazonProvidedDNS",
+            fix=f"aws ec2 associate-dhcp-options --dhcp-options-id default --vpc-id {vpc} {at}   "
+            "# changes the DNS of all machines there",
+        )
+
+
+def _endpoints(target: DeployTarget) -> list[dict[str, Any]]:
+    of_vpc = {"Name": "vpc-id", "Values": [target.parameters.vpc]}
+    found: list[dict[str, Any]]
+    found = target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"]
+    return found
+
+
+def _gateway_of_s3(target: DeployTarget, *, is_closed: bool) -> Iterator[Diagnosis]:
+    """Check for S3's endpoint, which is free: NAT charges by the GB."""
+    vpc, service = target.parameters.vpc, f"com.amazonaws.{target.region}.s3"
+    needed = {table["RouteTableId"] for table in _route_tables(target).values()}
+    of_s3 = [each for each in _endpoints(target) if each["ServiceName"] == service]
+    joined = {table for each in of_s3 for table in each.get("RouteTableIds", [])}
+    if needed <= joined or any(each.get("PrivateDnsEnabled") for each in of_s3):
+        return
+    what = f"{vpc} has no gateway endpoint of S3, which is free, in the subnets' route tables"
+    what += "" if is_closed else ": NAT charges each GB of the dataset and the checkpoints"
+    fix = (
+        f"aws ec2 create-vpc-endpoint --vpc-id {vpc} --region {target.region} --service-name "
+        f"{service} --route-table-ids {' '.join(sorted(needed - joined))}"
+    )
+    yield (problem if is_closed else warning)(what=what, fix=fix)
+
+
+def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Check the interface endpoints: those there admit our machines, those needed are there.
+
+    Where one has private DNS, calls of the whole VPC go to it, also where there is NAT.
+    """
+    ec2, vpc, at = target.client("ec2"), target.parameters.vpc, f"--region {target.region}"
+    blocks = ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["CidrBlockAssociationSet"]
+    ranges = ",".join(f"{{CidrIp={each['CidrBlock']}}}" for each in blocks)
+    admit = (
+        f"aws ec2 authorize-security-group-ingress {at} --ip-permissions "
+        f"'IpProtocol=tcp,FromPort=443,ToPort=443,IpRanges=[{ranges}]' --group-id "
+    )
+    prefix = f"com.amazonaws.{target.region}."
+    there = {
+        each["ServiceName"].removeprefix(prefix): [group["GroupId"] for group in each["Groups"]]
+        for each in _endpoints(target)
+        if each.get("PrivateDnsEnabled") and each["ServiceName"].startswith(prefix)
+    }
+    shut: dict[str, list[str]] = {}  # one group may be that of many endpoints
+    for name in sorted(there.keys() & {*INTERFACES, "s3"}):
+        groups = ec2.describe_security_groups(GroupIds=there[name])["SecurityGroups"]
+        for each in _subnets(target):
+            if not any(_admits(group, each["CidrBlock"]) for group in groups):
+                shut.setdefault(there[name][0], []).append(name)
+                break
+    for group, names in shut.items():
+        what = f"the endpoints of {', '.join(names)} in {vpc} do not admit the subnets to port 443"
+        yield problem(what=what, fix=admit + group)
+    missing = [name for name in INTERFACES if name not in there]
+    if not closed or not missing:
+        return
+    usd = service_prices.INTERFACE_ENDPOINT_USD_PER_HOUR * service_prices.HOURS_PER_MONTH
+    proxy = getproxies().get("https")
+    note = f"; machines do not use this shell's proxy {proxy}" if proxy else ""
+    yield problem(
+        what=f"{'; '.join(f'{each} has {why}' for each, why in closed.items())}, and there are no "
+        f"endpoints of {', '.join(missing)}: NAT, or {len(missing)} endpoints in {len(closed)} "
+        f"zones for about ${usd * len(missing) * len(closed):.0f} a month (list price in "
+        "us-east-1, plus $0.01 per GB), which all machines of the VPC would use, also instead of "
+        f"their NAT{note}",
+        fix=f"group=$(aws ec2 create-security-group {at} --vpc-id {vpc} --group-name "
+        f"endpoints-of-{vpc} --description 'HTTPS from the VPC' --query GroupId --output text) && "
+        f"{admit}$group && for service in {' '.join(missing)}; do aws ec2 create-vpc-endpoint {at} "
+        f"--vpc-id {vpc} --vpc-endpoint-type Interface --private-dns-enabled --security-group-ids "
+        f"$group --subnet-ids {' '.join(closed)} --service-name {prefix}$service || break; done",
     )
 
 
-def _missing_endpoints(
-    target: DeployTarget, tables: Mapping[str, Mapping[str, Any]], closed: Sequence[str]
-) -> Iterator[Diagnosis]:
-    """Yield missing endpoints: S3's always, as NAT charges by the GB; others for closed subnets."""
-    vpc = target.parameters.vpc
-    of_vpc = {"Name": "vpc-id", "Values": [vpc]}
-    found = target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"]
-    service = f"com.amazonaws.{target.region}."
-    create = f"aws ec2 create-vpc-endpoint --vpc-id {vpc} --region {target.region} --service-name "
-    needed = {table["RouteTableId"] for table in tables.values()}
-    of_s3 = [each for each in found if each["ServiceName"] == f"{service}s3"]
-    joined = {table for each in of_s3 for table in each.get("RouteTableIds", [])}
-    if not (needed <= joined or any(each.get("PrivateDnsEnabled") for each in of_s3)):
-        state = problem if closed else warning
-        what = f"{vpc} has no gateway endpoint of S3 in the subnets' route tables"
-        what += "" if closed else ": NAT charges each GB of the dataset and the checkpoints"
-        fix = f"{create}{service}s3 --route-table-ids {' '.join(sorted(needed))}"
-        yield state(what=what, fix=fix)
-    names = {each["ServiceName"] for each in found if each.get("PrivateDnsEnabled")}
-    for name in INTERFACES if closed else ():
-        if service + name not in names:
-            yield problem(
-                what=f"{', '.join(closed)} have no way to {name}: neither NAT nor an endpoint",
-                fix=f"{create}{service}{name} --vpc-endpoint-type Interface "
-                f"--private-dns-enabled --subnet-ids {' '.join(closed)}",
-            )
+def _admits(group: Mapping[str, Any], block: str) -> bool:
+    """Whether a rule of a group admits HTTPS from all addresses of a block."""
+    return any(
+        IPv4Network(block).subnet_of(IPv4Network(allowed["CidrIp"]))
+        for rule in group["IpPermissions"]
+        for allowed in rule["IpRanges"]
+        if rule["IpProtocol"] == "-1" or rule.get("FromPort", 0) <= 443 <= rule.get("ToPort", 0)
+    )

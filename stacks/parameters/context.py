@@ -12,6 +12,7 @@ from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 
 # In the repository a link to the app's own cdk.json; a wheel has the file.
 CDK_JSON = (Path(__file__).parents[1] / "cdk.json").resolve()
+QUALIFIER = "@aws-cdk/core:bootstrapQualifier"
 # cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan", "by-wait")
 # Former names of parameters, and their current ones.
@@ -36,6 +37,13 @@ _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 def defaults() -> dict[str, object]:
     """Return cdk.json's values by the names that `-c` takes."""
     return flatten(json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"])
+
+
+def qualifier() -> str:
+    """Return the qualifier of `cdk bootstrap` that synth takes without a `-c`; "" if none."""
+    lookups, own = CDK_JSON.with_name("cdk.context.json"), json.loads(CDK_JSON.read_text("utf-8"))
+    found = json.loads(lookups.read_text("utf-8")) if lookups.is_file() else {}
+    return str((found | own["context"]).get(QUALIFIER, ""))
 
 
 def flatten(context: Mapping[str, object]) -> dict[str, object]:

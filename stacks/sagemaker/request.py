@@ -13,6 +13,7 @@ from typing import Any
 import botocore.session
 from botocore.model import Shape
 
+from contract.aws_errors import settings_checked
 from contract.metrics import METRIC_DEFINITIONS
 from contract.trainer_options import RANKS
 from sizing import catalogue
@@ -168,7 +169,8 @@ def refused_by_model(service: str, operation: str, request: Mapping[str, Any]) -
 
 @cache
 def _input_shape(service: str, operation: str) -> Shape:
-    model = botocore.session.get_session().get_service_model(service)
+    with settings_checked():  # a session reads them, although the model needs none
+        model = botocore.session.get_session().get_service_model(service)
     shape = model.operation_model(operation).input_shape
     assert shape is not None
     return shape

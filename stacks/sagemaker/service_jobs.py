@@ -16,6 +16,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from contract.aws_errors import checked, settings_checked
 from contract.errors import UserError
 from contract.keys import HEAD, SWEEP
 from contract.sweep import Sweep, SweepRun
@@ -32,7 +33,10 @@ _NOTICE_SECONDS = 120
 def patient_client(service: str) -> Any:
     """Return a client that backs off when AWS throttles it."""
     retries = {"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}
-    return boto3.client(service, config=Config(retries=retries))
+    with settings_checked():
+        client = boto3.client(service, config=Config(retries=retries))
+        checked(boto3.DEFAULT_SESSION)
+    return client
 
 
 class SweepObjects:

@@ -225,3 +225,16 @@ def test_moto_reads_all_of_an_object_for_each_of_its_ranges(
     assert bytes_read_for_ranges(aws, "once") < 2 * 20 * 2**20
     without("value")
     assert bytes_read_for_ranges(aws, "ten-times") > 10 * 20 * 2**20
+
+
+def test_moto_gives_an_endpoint_no_group_and_needs_no_dns(fleets: Fleets, without: Without) -> None:
+    ec2 = fleets.ec2
+    vpc = ec2.describe_subnets(SubnetIds=fleets.subnets)["Subnets"][0]["VpcId"]
+    asked = {
+        "VpcId": vpc, "ServiceName": "com.amazonaws.us-east-1.ssm", "SubnetIds": fleets.subnets,
+        "VpcEndpointType": "Interface", "PrivateDnsEnabled": True,
+    }  # fmt: skip
+    with pytest.raises(ClientError, match=r"InvalidParameter.*both enableDnsSupport"):
+        ec2.create_vpc_endpoint(**asked)
+    without("create_vpc_endpoint")
+    assert ec2.create_vpc_endpoint(**asked)["VpcEndpoint"]["Groups"] == []

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import botocore.client
 import pytest
 from botocore.exceptions import ClientError
@@ -261,6 +262,9 @@ def test_fails_in_one_sentence_that_names_the_action_that_is_missing(
 
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", refuse)
     quick_client.cache_clear()
     assert main(["status"]) in (2, 74)
@@ -275,10 +279,11 @@ def test_fails_where_neither_region_nor_run_is_known(
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     quick_client.cache_clear()
     assert main(["list"]) == 2
     printed = capsys.readouterr().err
-    assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in printed
+    assert "specify a region: export AWS_REGION=us-east-1" in printed
     for folder in ("./nothing", "runs/nothing"):
         assert main(["status", folder]) == 2
         assert "no run found at" in capsys.readouterr().err

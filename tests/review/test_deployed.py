@@ -112,5 +112,5 @@ def test_fails_without_credentials(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    with pytest.raises(CannotReview, match="cannot be read: Unable to locate credentials"):
+    with pytest.raises(CannotReview, match="cannot be read: no AWS credentials found"):
         deployed([TRAINING])

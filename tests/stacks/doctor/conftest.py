@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import boto3
@@ -15,6 +15,7 @@ from botocore.stub import Stubber
 from contract.stack_names import description_of
 from embedded_aws import EmbeddedAws
 from stacks.doctor.__main__ import main
+from tests.embedded_aws.public_access import block_public_access
 from tests.page_policies import action, allowed
 from tests.stack_names import PREFIX
 
@@ -33,7 +34,9 @@ class Clinic:
         self.quota: float | str = 64.0
         self.vpcs: float | str = 5.0
         self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
-        self.denied: set[str] = set()
+        # What the policy simulator says of a denied call; None: it is denied too.
+        self.iam_denied = False
+        self.simulated: dict[str, Any] | None = None
         self.fleet_denied = ""
         self.default_key = "alias/aws/ebs"
 
@@ -41,16 +44,29 @@ class Clinic:
         return self.client, self.aws.region
 
     def client(self, service: str) -> Any:
-        if service in self.denied:
-            client = unconnected(service)
-            stub = Stubber(client)
-            stub.add_client_error("list_roles", "AccessDenied", "no", http_status_code=403)
-            stub.activate()
-            return client
+        if service == "iam" and self.iam_denied:
+            return self._denied_iam
         if service == "service-quotas":
             return _Quotas(self)
         client = self.aws.client(service)
         return _Ec2(client, self) if service == "ec2" else client
+
+    @cached_property
+    def _denied_iam(self) -> Any:
+        client = unconnected("iam")
+        stub = Stubber(client)
+        for _ in range(2):
+            stub.add_client_error("list_roles", "AccessDenied", "no", http_status_code=403)
+            if self.simulated is None:
+                stub.add_client_error("get_user", "AccessDenied", "no", http_status_code=403)
+                continue
+            arn = "arn:aws:iam::123456789012:user/ada"
+            user = {"Arn": arn, "UserName": "ada", "UserId": "AIDA" * 4, "Path": "/"}
+            stub.add_response("get_user", {"User": user | {"CreateDate": "2026-01-01"}})
+            result = {"EvalActionName": "iam:ListRoles", **self.simulated}
+            stub.add_response("simulate_principal_policy", {"EvaluationResults": [result]})
+        stub.activate()
+        return client
 
     def scores_asked(self, **asked: Any) -> dict[str, Any]:
         assert asked["SingleAvailabilityZone"] is True
@@ -139,6 +155,11 @@ def aws() -> Iterator[EmbeddedAws]:
     with EmbeddedAws() as running:
         running.client("s3").create_bucket(Bucket="my-data")
         yield running
+
+
+@pytest.fixture(autouse=True)
+def public_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    block_public_access(monkeypatch, "off")
 
 
 @pytest.fixture

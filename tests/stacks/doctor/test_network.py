@@ -1,9 +1,11 @@
 """The doctor on the network, and on machines that others have."""
 
-import itertools
 import shlex
-from typing import Any
 
+import pytest
+from moto.ec2.models.route_tables import Route
+
+from tests.embedded_aws.public_access import block_public_access
 from tests.stack_names import named
 from tests.stacks.doctor.conftest import Clinic, Examine
 
@@ -39,42 +41,22 @@ def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
     fix = examine(healthy, *given, "size=g5.xlarge")["spot capacity"][0]["fix"]
     assert fix.startswith(f"aws ec2 describe-subnets --filters Name=vpc-id,Values={vpc} ")
     assert "Name=availability-zone,Values=us-east-1a,us-east-1c --region us-east-1" in fix
-    lacking = [each["what"].split(" to ")[-1].split(":")[0] for each in found["network"]]
-    assert lacking[1:] == ["ec2", "monitoring", "ssm", "ssmmessages"]
-    assert "no gateway endpoint of S3" in lacking[0]
+    # tests/across/test_doctors_commands.py types what is printed here.
     assert {each["state"] for each in found["network"]} == {"problem"}
-    for each in found["network"]:
-        _create_endpoint(ec2, shlex.split(each["fix"]))
-    (line,) = examine(healthy, *given)["network"]
-    assert (line["state"], line["what"]) == (
-        "ok", f"{subnet_id} of {vpc} reach AWS by endpoints, without an address",
-    )  # fmt: skip
+    dns, gateway, interfaces = (each["what"] for each in found["network"])
+    assert "enableDnsHostnames off" in dns and "no gateway endpoint of S3, which is free" in gateway
+    assert f"{subnet_id} has no default route, and there are no endpoints" in interfaces
     ec2.modify_subnet_attribute(SubnetId=subnet_id, MapPublicIpOnLaunch={"Value": True})
-    (line,) = examine(healthy, *given)["network"]
-    assert line["state"] == "warning"
-    assert "assigns public addresses, which max_usd does not count" in line["what"]
+    lines = examine(healthy, *given)["network"]
+    assert "assigns public addresses, which max_usd does not count" in lines[0]["what"]
+    assert f"{subnet_id} has no default route" in lines[-1]["what"], "they lead nowhere"
     (line,) = examine(healthy, given[0], "subnets=subnet-12345678")["network"]
     assert line["what"] == f"{vpc} in us-east-1 has no subnet-12345678"
 
 
-def _create_endpoint(ec2: Any, words: list[str]) -> None:
-    """Do what `aws ec2 create-vpc-endpoint` would."""
-
-    def given(option: str) -> list[str]:
-        after = words[words.index(option) + 1 :] if option in words else []
-        return list(itertools.takewhile(lambda word: not word.startswith("--"), after))
-
-    ec2.create_vpc_endpoint(
-        VpcId=given("--vpc-id")[0],
-        ServiceName=given("--service-name")[0],
-        VpcEndpointType=(given("--vpc-endpoint-type") or ["Gateway"])[0],
-        RouteTableIds=given("--route-table-ids"),
-        SubnetIds=given("--subnet-ids"),
-        PrivateDnsEnabled="--private-dns-enabled" in words,
-    )
-
-
-def test_with_nat_only_s3_needs_an_endpoint(healthy: Clinic, examine: Examine) -> None:
+def test_with_nat_only_s3_needs_an_endpoint(
+    healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ec2 = healthy.aws.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.8.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.8.0.0/24")["Subnet"]["SubnetId"]
@@ -88,6 +70,46 @@ def test_with_nat_only_s3_needs_an_endpoint(healthy: Clinic, examine: Examine) -
     (line,) = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
     assert line["state"] == "warning"
     assert "NAT charges each GB" in line["what"]
+    gone = property(lambda route: "blackhole" if route.nat_gateway else "active")
+    monkeypatch.setattr(Route, "state", gone)
+    lines = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
+    assert "has a default route to a gateway that is gone" in lines[-1]["what"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_public", "needed"),
+    [
+        ("off", True, ""),
+        ("block-ingress", False, ""),  # which leaves NAT
+        ("block-ingress", True, "allow-bidirectional"),
+        ("block-bidirectional", False, "allow-egress"),
+    ],
+)
+def test_blocked_public_access_matters_by_the_way_out(
+    healthy: Clinic,
+    examine: Examine,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    is_public: bool,
+    needed: str,
+) -> None:
+    ec2 = healthy.aws.client("ec2")
+    block_public_access(monkeypatch, mode)
+    vpc = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.7.0.0/24")["Subnet"]["SubnetId"]
+    ec2.modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": is_public})
+    given = (f"vpc={vpc}", f"subnets={subnet}")
+    assert "public access" not in examine(healthy, *given), "endpoints have no gateway"
+    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
+    way = {"NatGatewayId": ec2.create_nat_gateway(SubnetId=subnet)["NatGateway"]["NatGatewayId"]}
+    if is_public:
+        gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+        ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+        way = {"GatewayId": gateway}
+    table_id = table["RouteTables"][0]["RouteTableId"]
+    ec2.create_route(RouteTableId=table_id, DestinationCidrBlock="0.0.0.0/0", **way)
+    found = examine(healthy, *given).get("public access", [])
+    assert [each["fix"].split()[-1] for each in found] == ([needed] if needed else [])
 
 
 def test_machines_of_other_stacks_use_up_the_quota(healthy: Clinic, examine: Examine) -> None:

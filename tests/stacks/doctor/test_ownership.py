@@ -1,5 +1,7 @@
 """The stacks of others: the doctor and `make deploy` refuse them, and find ours of other names."""
 
+from types import SimpleNamespace
+
 import pytest
 from botocore.stub import Stubber
 
@@ -58,5 +60,9 @@ def test_fails_before_a_deploy_if_the_stacks_cannot_be_seen(
     client = unconnected("cloudformation")
     with Stubber(client) as stub:
         stub.add_client_error("describe_stacks", "AccessDenied", "no", http_status_code=403)
-        assert main(["--before", "deploy"], lambda _: (lambda _: client, "us-east-1")) == 1
-    assert "these credentials may not call DescribeStacks" in capsys.readouterr().err
+        arn = "arn:aws:iam::123456789012:root"
+        sts = SimpleNamespace(get_caller_identity=lambda: {"Arn": arn})
+        clients = {"cloudformation": client, "sts": sts}
+        assert main(["--before", "deploy"], lambda _: (clients.__getitem__, "us-east-1")) == 1
+    said = capsys.readouterr().err
+    assert "these credentials may not call cloudformation:DescribeStacks" in said

@@ -13,7 +13,7 @@ from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry
 from training.durable.record.lease import Lease
 from training.durable.record.metrics import Events
-from training.durable.store.protocol import Store, StoreError
+from training.durable.store.protocol import LastingError, Store, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,8 @@ def _first_valid(
             passed_over += [(name, _why_given_up(one)) for name, one in given_up.items()]
         return Loaded(entry=entry, content=content), tuple(passed_over)
     if refused:
-        raise StoreError(
+        lasts = all(isinstance(each, LastingError) for each in refused)
+        raise (LastingError if lasts else StoreError)(
             f"no checkpoint of {store.uri} can be read: {refused[0]}; "
             "the run is kept; start it again once they can be read"
         )

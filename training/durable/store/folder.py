@@ -28,12 +28,14 @@ from training.durable.store.protocol import (
     Upload,
     read_all,
     refuse_outside,
+    refused_file,
     writing,
 )
 from training.durable.store.s3 import S3Store
 from training.durable.store.transfer import write_at
 
 _NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+_NAME_BYTES = 240
 _ATTEMPTS = 5
 
 
@@ -45,7 +47,9 @@ class UnfinishedFile:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
-                self.path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+                # Systems take 255 bytes in a name; the target's may have all of them.
+                name = os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])
+                self.path = target.with_name(f".{name}.{secrets.token_hex(4)}.part")
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
                 try:
                     fcntl.flock(self.file, fcntl.LOCK_EX)
@@ -315,7 +319,7 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error
+        raise refused_file(Path(error.filename or path), error) from error
 
 
 def open_store(uri: str) -> Store:

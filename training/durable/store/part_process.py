@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.durable.store.protocol import StoreError
+from training.durable.store.protocol import LastingError, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class PartProcess:
             while "end" not in (answer := worker.next_answer(answers, must_stop)):
                 yield answer["part"], answer["tag"], bytes.fromhex(answer["sha256"])
         if answer["end"]:
-            raise StoreError(answer["end"])
+            raise (LastingError if answer["is_lasting"] else StoreError)(answer["end"])
 
     def _give_up(self, why: str) -> None:
         self._can_start = False

@@ -21,7 +21,7 @@ from typing import Any
 
 from contract.errors import UserError
 from training.durable.store.part_process import READY
-from training.durable.store.protocol import CredentialsError, StoreError
+from training.durable.store.protocol import CredentialsError, LastingError, StoreError
 from training.durable.store.s3 import S3Store
 
 # A core hashes more than 10 Gb/s can carry, and training and its loader need the others. No nice
@@ -43,7 +43,7 @@ class _Order:
         self._answers = socket.socket(fileno=answers)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._error = ""
+        self._error, self._is_lasting = "", False
         self._memory = mmap.mmap(memory, self._size, prot=mmap.PROT_READ)
         os.close(memory)
 
@@ -63,18 +63,20 @@ class _Order:
         try:
             if not self._stop.is_set():
                 self._answer(self._sent(number))
-        except (UserError, CredentialsError) as error:
-            # The trainer found credentials but this process did not: every order would fail.
-            os.write(sys.stderr.fileno(), f"{error}\n".encode())
-            os._exit(1)
-        except (StoreError, FileNotFoundError) as error:
+        except (UserError, StoreError, FileNotFoundError) as error:
+            self._is_lasting = isinstance(error, LastingError)
+            is_settings = self._is_lasting and not self._store.patience.is_reached
+            if is_settings or isinstance(error, UserError | CredentialsError):
+                # The trainer found credentials but this process did not: every order would fail.
+                os.write(sys.stderr.fileno(), f"{error}\n".encode())
+                os._exit(1)
             self._stop.set()
             self._error = str(error)
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
         if is_last:
-            self._answer({"end": self._error})
+            self._answer({"end": self._error, "is_lasting": self._is_lasting})
 
     def _sent(self, number: int) -> dict[str, Any]:
         start = number * self._part_bytes

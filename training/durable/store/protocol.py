@@ -1,7 +1,9 @@
 """The promises of a store: complete objects, conditional writes with one winner, clear errors."""
 
+import errno
 import itertools
 import math
+import os
 import random
 import threading
 import time
@@ -31,6 +33,12 @@ class StoreError(AttemptEndedError):
 
 class CredentialsError(StoreError):
     """No credentials: none were configured, or the instance's metadata does not answer."""
+
+
+class LastingError(StoreError):
+    """Neither a retry nor another machine would do better: somebody must change something first."""
+
+    exit_code = Exit.USER
 
 
 class PreconditionFailedError(StoreError):
@@ -199,7 +207,17 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        raise refused_file(path, error) from error
+
+
+def refused_file(path: Path, error: OSError) -> StoreError:
+    """Return the error of a store for one of a file; only a name too long is so everywhere."""
+    if error.errno == errno.ENAMETOOLONG:
+        return LastingError(
+            f"{path.name!r} has {len(os.fsencode(path.name))} bytes, more than this disk takes "
+            "in a name (mostly 255), or its path has too many; shorten it"
+        )
+    return StoreError(f"{path}: {error.strerror or error}")
 
 
 def read_all(stream: Any, data: memoryview, short: str) -> None:

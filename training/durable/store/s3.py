@@ -20,11 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from contract.aws_errors import (
+    DENIED,
+    SettingsError,
+    checked,
+    explain,
+    settings_checked,
+    settings_fault,
+)
 from contract.errors import UserError
 from training.durable.store.part_process import PartProcess
 from training.durable.store.protocol import (
     AnswerLostError,
     CredentialsError,
+    LastingError,
     Patience,
     PreconditionFailedError,
     Stored,
@@ -52,6 +61,16 @@ _MOST_DOUBTS = 8
 # transit (400), or one of many keys could not be deleted (200).
 _REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 _REPEATABLE |= {"InternalError", "ServiceUnavailable", "SlowDown"}
+# Answers that every machine would get until somebody acts. Not a denial: a policy that was just
+# changed, or a role that was just made, takes effect within minutes.
+_KEY = "its objects stay unreadable until then"
+_LASTING = {
+    "InvalidObjectState": "it is archived: `aws s3api restore-object` brings it back",
+    "KeyTooLongError": "shorten the file's name or the prefix to 1,024 bytes together",
+    "KMS.DisabledException": f"enable the key (aws kms enable-key): {_KEY}",
+    "KMS.KMSInvalidStateException": f"keep the key (aws kms cancel-key-deletion): {_KEY}",
+    "KMS.NotFoundException": "name a key of the bucket's region in the bucket's encryption",
+}
 
 
 class S3Store:
@@ -67,19 +86,20 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self.part_process = PartProcess(bucket, prefix)
-        self._session = botocore.session.Session()
-        # The CLI, the other SDKs and SageMaker's containers use this variable, which botocore does
-        # not read: without a region each request would go to us-east-1 first.
-        if not self._session.get_config_variable("region"):
-            self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
-        self._boto = boto3.session.Session(botocore_session=self._session)
         self.patience = Patience()
+        self._session = botocore.session.Session()
         self._clients: dict[float, Any] = {}  # by the seconds of their timeouts
         self._lock = threading.Lock()
         self._warned = 0.0
         self._reader: RangeReader | None = None
         self._doubts = 0
-        self._client_for(_READ_SECONDS)  # finds wrong settings now
+        with self._errors(""):
+            # The CLI, the other SDKs and SageMaker's containers use this variable, which botocore
+            # does not read: without a region each request would go to us-east-1 first.
+            if not self._session.get_config_variable("region"):
+                self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
+            self._boto = boto3.session.Session(botocore_session=self._session)
+            self._client_for(_READ_SECONDS)  # finds wrong settings now
 
     @property
     def uri(self) -> str:
@@ -187,6 +207,7 @@ class S3Store:
         """Return a client that tries once, and is silent for `longest` or half of the time left."""
         from botocore.config import Config
 
+        checked(self._session, needs_some=False)
         seconds = min(longest, max(1.0, self.patience.seconds_left / 2))
         seconds = 2.0 ** int(math.log2(seconds))
         with self._lock:
@@ -199,7 +220,8 @@ class S3Store:
                     # Each body's SHA-256 is in a signed header; signing it would hash it again.
                     s3={"payload_signing_enabled": False},
                 )
-                client = self._clients[seconds] = self._boto.client("s3", config=config)
+                with settings_checked():
+                    client = self._clients[seconds] = self._boto.client("s3", config=config)
                 client.meta.events.register("before-send.s3.GetObject", self._learn)
             return self._clients[seconds]
 
@@ -218,9 +240,11 @@ class S3Store:
                     answer = call(self._client_for(_READ_SECONDS))
                     self.patience.is_reached = True
                     return answer
-                except (ClientError, BotoCoreError) as error:
+                except (ClientError, BotoCoreError, SettingsError) as error:
+                    has_worked = self.patience.is_reached
                     self.patience.is_reached |= isinstance(error, ClientError)
-                    pause = next(pauses, None) if _is_repeatable(error) else None
+                    is_due = _is_repeatable(error) or isinstance(error, SettingsError) & has_worked
+                    pause = next(pauses, None) if is_due else None
                     if pause is None or stop.is_set():
                         raise
                     now = time.monotonic()
@@ -286,14 +310,19 @@ class S3Store:
             yield
         except ClientError as error:
             self._refuse(key, error, conditional=conditional)
-        except NoCredentialsError as error:
-            # Not necessarily the user's mistake: an instance's metadata may be down for a moment.
-            raise CredentialsError(
-                f"{self.uri}: no AWS credentials found; configure a role or a profile"
-            ) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, SettingsError) as error:
+            fault = settings_fault(error)
+            if isinstance(error, NoCredentialsError) and not self.patience.is_attended:
+                # Not necessarily the user's mistake: an instance's metadata may be down for a
+                # moment.
+                raise CredentialsError(
+                    f"{self.uri}: no AWS credentials found; configure a role or a profile"
+                ) from error
+            # What has worked before may do so again.
+            if fault and not self.patience.is_reached:
+                raise LastingError(f"{self.uri}: {fault}") from error
             kind = AnswerLostError if conditional else StoreError
-            raise kind(f"{self.uri}/{key}: {error}") from error
+            raise kind(f"{self.uri}/{key}: {fault or error}") from error
 
     def _refuse(self, key: str, error: Any, *, conditional: bool) -> NoReturn:
         code, status = error.response["Error"]["Code"], _status(error)
@@ -305,9 +334,13 @@ class S3Store:
         # A 409: another conditional write of the key is in progress.
         if conditional and _is_repeatable(error):
             raise AnswerLostError(f"{where}: {error}") from error
-        if status == 404:
+        if status == 404 and not code.startswith("KMS."):
             raise FileNotFoundError(where) from error
-        raise StoreError(f"{where}: {error}") from error
+        if code in _LASTING:
+            raise LastingError(f"{where}: {error}; {_LASTING[code]}") from error
+        if (advice := explain(error)) and self.patience.is_attended and code not in DENIED:
+            raise LastingError(f"{where}: {advice}") from error
+        raise StoreError(f"{where}: {error}" + (f"; {advice}" if advice else "")) from error
 
 
 def _is_repeatable(error: Any) -> bool:

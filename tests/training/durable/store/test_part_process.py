@@ -1,6 +1,7 @@
 """Staged files go to S3 from a process of their own: the same bytes, and no process is left."""
 
 import hashlib
+import json
 import os
 import resource
 import select
@@ -11,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -27,6 +29,8 @@ from training.durable.save.tensors.memory import open_shared
 from training.durable.save.tensors.state import HostCopies, HostCopy, LiveState
 from training.durable.store.folder import open_store
 from training.durable.store.part_process import PartProcess
+from training.durable.store.part_worker import _Order
+from training.durable.store.protocol import LastingError
 from training.durable.store.s3 import S3Store
 from training.durable.store.transfer import TransferProgress, send
 
@@ -187,6 +191,33 @@ def test_a_sender_without_the_trainers_credentials_leaves_it_to_send(
     scene.begin(2)
     scene.finish()
     assert scene.committed() == [(2, 2.0)]
+
+
+def test_a_sender_reports_what_no_other_machine_mends(bucket_uri: str) -> None:
+    """What it was refused by name, not only in words."""
+    sender, (ours, theirs) = PartProcess(bucket_uri, ""), socket.socketpair()
+    store: Any = open_store(bucket_uri)
+    store.patience.is_reached = True
+    memory = os.memfd_create("parts")
+    os.ftruncate(memory, 1)
+    order = {"where": {}, "deadline": "inf", "size": 1, "part_bytes": 1}
+
+    def refuse(*_: Any) -> str:
+        raise LastingError("the key is off")
+
+    store.put_part = refuse
+    placed = _Order(store, json.dumps(order).encode(), memory, theirs.detach())
+    for task in placed.tasks():
+        task()
+    worker: Any = SimpleNamespace(
+        ordered=lambda *_: nullcontext(ours),
+        next_answer=lambda answers, _: json.loads(answers.recv(1000)),
+    )
+    sender._worker = worker
+    with pytest.raises(LastingError, match="the key is off"):
+        list(sender.send(order, memory, lambda: False))
+    ours.close()
+    placed._answers.close()
 
 
 def test_a_sender_that_falls_silent_is_ended(

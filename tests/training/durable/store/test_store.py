@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from contract.errors import UserError
+from contract.errors import Exit, UserError
+from training.durable.errors import exit_code_of
 from training.durable.store.folder import FolderStore, open_store
 from training.durable.store.protocol import (
     AnswerLostError,
+    LastingError,
     PreconditionFailedError,
     Store,
     StoreError,
@@ -145,11 +147,11 @@ def test_the_boot_commands_import_no_torch(tmp_path: Path) -> None:
 MEBIBYTE = 1024 * 1024
 
 
-def _error(code: str, status: int, operation: str) -> Exception:
+def _error(code: str, status: int, operation: str, message: str = "x") -> Exception:
     from botocore.exceptions import ClientError
 
     answer = {
-        "Error": {"Code": code, "Message": "x"},
+        "Error": {"Code": code, "Message": message},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
     return ClientError(answer, operation)  # type: ignore[arg-type]
@@ -258,6 +260,68 @@ def test_fails_at_once_for_what_no_repetition_mends(s3: S3Store) -> None:
     with pytest.raises(StoreError, match="AccessDenied"):
         _upload(s3, bytes(6 * MEBIBYTE))
     assert len(met) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("KeyTooLongError", 400, "shorten"),
+        ("InvalidObjectState", 403, "restore-object"),
+        ("KMS.DisabledException", 400, "enable-key"),
+        ("KMS.KMSInvalidStateException", 400, "cancel-key-deletion"),
+        ("KMS.NotFoundException", 404, "key of the bucket's region"),
+    ],
+)
+def test_fails_for_good_for_what_no_other_machine_mends(
+    s3: S3Store, capsys: pytest.CaptureFixture[str], code: str, status: int, words: str
+) -> None:
+    _trouble(s3, "put_object", [_error(code, status, "PutObject")])
+    assert exit_code_of(lambda: s3.put("k", b"x") or 0) == Exit.USER  # type: ignore[func-returns-value]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert code in said and words in said
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("no details", "these credentials may not call PutObject"),
+        ("perform: s3:PutObject on x with an explicit deny in a service control policy: arn:aws:x",
+         "a service control policy denies s3:PutObject: only the organization's administrators"),
+        ("perform: s3:PutObject on x because no permissions boundary allows the action",
+         "a permissions boundary would have to allow s3:PutObject"),
+        ("perform: s3:PutObject on x with an explicit deny in a resource-based policy",
+         "the bucket's policy denies s3:PutObject: whoever owns the bucket"),
+        ("perform: kms:Decrypt on x because no resource-based policy allows kms:Decrypt",
+         "the key's policy would have to allow kms:Decrypt"),
+        ("perform: s3:PutObject on x because no identity-based policy allows the action",
+         "an identity-based policy would have to allow s3:PutObject"),
+    ],
+)  # fmt: skip
+def test_a_denial_says_whose_and_may_pass(s3: S3Store, message: str, words: str) -> None:
+    """A policy takes minutes to take effect: another machine may not meet it any more."""
+    _trouble(s3, "put_object", [_error("AccessDenied", 403, "PutObject", message)])
+    with pytest.raises(StoreError) as denied:
+        s3.put("k", b"x")
+    assert denied.value.exit_code == Exit.STORE
+    assert words in str(denied.value)
+
+
+def test_an_archived_object_ends_the_run(s3: S3Store) -> None:
+    client = s3._client_for(_READ_SECONDS)
+    client.put_object(**s3._at("old"), Body=b"x", StorageClass="GLACIER")
+    with pytest.raises(LastingError, match=r"InvalidObjectState.*restore-object"):
+        s3.get("old")
+
+
+def test_names_of_a_folder_may_have_as_many_bytes_as_the_disk_takes(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    longest = "ä" * 127 + "x"
+    store.put(longest, b"1")
+    assert store.sizes("") == {longest: 1}
+    with pytest.raises(LastingError, match=r"has 256 bytes.*shorten it"):
+        store.put(f"{longest}y", b"1")
+    with pytest.raises(LastingError, match="shorten it"):
+        store.get(f"{longest}y")
 
 
 def test_a_part_is_sent_from_where_it_lies() -> None:
