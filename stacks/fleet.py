@@ -11,12 +11,15 @@ from typing import Any
 from aws_cdk import Annotations, ArnFormat, CfnResource, Stack
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from stacks import acknowledgments as nag
-from stacks.guard.fleet import ON_DEMAND_GROUP
+from stacks.guard.fleet import NEW_GROUP, ON_DEMAND_GROUP
 from stacks.parameters import StackParameters
 from stacks.permissions import allow, of_stack
 
@@ -200,6 +203,7 @@ class TrainingFleet(Construct):
         subnet_ids: Sequence[str],
         security_group: ec2.SecurityGroup,
         parameter_name: str,
+        guard: lambda_.IFunction,
     ) -> None:
         super().__init__(scope, construct_id)
         if parameters.mix_gpus:
@@ -229,6 +233,21 @@ class TrainingFleet(Construct):
             description="The fleet of this stack, for its instances and its Guard",
         )
         published.node.add_dependency(*made)
+        if parameters.fleet == "asg":
+            published.node.add_dependency(self._start(parameter_name, guard))
+
+    def _start(self, parameter_name: str, guard: lambda_.IFunction) -> events.Rule:
+        """Wake the Guard, which requests a new group's machine, when the fleet is published."""
+        change = {"name": [parameter_name], "operation": ["Create", "Update"]}
+        return events.Rule(
+            self,
+            "Published",
+            description="A new fleet: the Guard requests its machine",
+            event_pattern=events.EventPattern(
+                source=["aws.ssm"], detail_type=["Parameter Store Change"], detail=change
+            ),
+            targets=[targets.LambdaFunction(guard)],
+        )
 
     def _pattern(self) -> Mapping[str, Any]:
         """Return EventBridge's pattern of this fleet's events."""
@@ -282,16 +301,15 @@ class TrainingFleet(Construct):
         return [request]
 
     def _groups(self, subnet_ids: Sequence[str], _: ec2.SecurityGroup) -> Sequence[CfnResource]:
-        """Create a group for each market, each of at most one machine.
+        """Create a group for each market, each of at most one machine and empty at first.
 
         One group of both would end machines that nobody meant to end: a changed on-demand share
         replaces them, and two machines are rebalanced between zones.
         """
-        p = self._parameters
-        name = f"{self._tags['Stack']}-{p.run_id}"
+        name = f"{self._tags['Stack']}-{self._parameters.run_id}"
         return [
-            self._group("Spot", name, subnet_ids, p.target_capacity - p.on_demand_base, 0),
-            self._group("OnDemand", name + ON_DEMAND_GROUP, subnet_ids, p.on_demand_base, 100),
+            self._group("Spot", name, subnet_ids, NEW_GROUP, 0),
+            self._group("OnDemand", name + ON_DEMAND_GROUP, subnet_ids, 1, 100),
         ]
 
     def _group(
@@ -299,7 +317,7 @@ class TrainingFleet(Construct):
         construct_id: str,
         name: str,
         subnet_ids: Sequence[str],
-        capacity: int,
+        max_size: int,
         on_demand_percent: int,
     ) -> autoscaling.CfnAutoScalingGroup:
         kind, group = KINDS["asg"], autoscaling.CfnAutoScalingGroup
@@ -325,10 +343,10 @@ class TrainingFleet(Construct):
             self,
             construct_id,
             auto_scaling_group_name=name,
-            # Else CloudFormation would wait for a machine, and fail while there is no capacity.
+            # Without a desired capacity: CloudFormation would wait until it is reached, fail while
+            # there is none, and set it again at each update. The Guard sets it.
             min_size="0",
-            max_size="1",
-            desired_capacity=str(capacity),
+            max_size=str(max_size * self._parameters.target_capacity),
             mixed_instances_policy=policy,
             vpc_zone_identifier=list(subnet_ids),
             health_check_type="EC2",

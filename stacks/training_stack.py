@@ -221,6 +221,7 @@ class TrainingStack(Stack):
             subnet_ids=subnet_ids,
             security_group=template.group,
             parameter_name=self._parameter_name,
+            guard=guard.function,
         )
         # A fleet refers only to subnets and roles: without these dependencies its first
         # instance could boot before its permissions or the Guard exist.

@@ -28,6 +28,18 @@ def stop(tick: Tick) -> None:
         _report_stop(tick, reason, is_over=True, ways=["mail"])
 
 
+def start(tick: Tick) -> None:
+    """Request the machine of a new fleet that begins empty, unless the run is to stop."""
+    fleet_id, on_demand = tick.fleet_id, tick.settings.on_demand_base
+    if not fleet_id or tick.capacity.get(fleet_id) != 0 or reason_to_stop(tick) is not None:
+        return
+    own = fleet.StackFleet.of(fleet_id)
+    if not tick.known("new fleet", own.is_new):
+        return
+    if tick.does("first machine", partial(own.set_capacity, 1, on_demand)):
+        tick.done.append(("start", f"{fleet_id} is new"))
+
+
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
     """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []

@@ -20,6 +20,8 @@ FLEET_TAGS = ("aws:ec2spot:fleet-request-id", "aws:autoscaling:groupName")
 # A fleet of Auto Scaling groups has two: one of its name, and this one, for on-demand machines. No
 # run's or stack's name has a dot.
 ON_DEMAND_GROUP = ".on-demand"
+# The MaxSize of a group as templates have it; whoever requests a machine sets 1, or 0.
+NEW_GROUP = 2
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
 # AWS's error codes for conditions that will have passed some minutes later.
@@ -167,6 +169,10 @@ class StackFleet(ABC):
         """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
 
     @abstractmethod
+    def is_new(self) -> bool:
+        """Whether nobody has requested a machine since it was created or updated by a deploy."""
+
+    @abstractmethod
     def let_go(self) -> None:
         """Keep no on-demand instance that is not requested: the caller terminates it."""
 
@@ -208,6 +214,9 @@ class SpotFleet(StackFleet):
         for each in answer.get("UnsuccessfulFleetRequests", []):
             raise NotCancelledError(f"({each['Error']['Code']}) {each['Error']['Message']}")
 
+    def is_new(self) -> bool:
+        return False  # it requests its machine from the start
+
     def let_go(self) -> None:
         return  # a fleet replaces what it requests, and nothing else
 
@@ -215,8 +224,8 @@ class SpotFleet(StackFleet):
 class ScalingGroups(StackFleet):
     """Two Auto Scaling groups, each of at most one machine: one on Spot, one on demand.
 
-    A group ends what it no longer wants at once and without a notice. MinSize is how much of the
-    desired capacity is no longer requested, but stays until it is ended.
+    They begin empty. A group ends what it no longer wants at once and without a notice. MinSize is
+    how much of the desired capacity is no longer requested, but stays until it is ended.
     """
 
     __slots__ = ()
@@ -257,6 +266,10 @@ class ScalingGroups(StackFleet):
         call = quick_client("autoscaling").delete_auto_scaling_group
         for each in self.groups:
             _unless_gone(call, AutoScalingGroupName=each, ForceDelete=True)
+
+    def is_new(self) -> bool:
+        on_spot, _ = self._described()
+        return on_spot is not None and on_spot["MaxSize"] == NEW_GROUP
 
     def let_go(self) -> None:
         _, other = self._described()
