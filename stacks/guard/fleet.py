@@ -20,6 +20,8 @@ FLEET_TAGS = ("aws:ec2spot:fleet-request-id", "aws:autoscaling:groupName")
 # A fleet of Auto Scaling groups has two: one of its name, and this one, for on-demand machines. No
 # run's or stack's name has a dot.
 ON_DEMAND_GROUP = ".on-demand"
+# How the lifecycle states begin of instances that a group counts.
+PRESENT = ("Pending", "InService")
 # The MaxSize of a group as templates have it; whoever requests a machine sets 1, or 0.
 NEW_GROUP = 2
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
@@ -252,7 +254,7 @@ class ScalingGroups(StackFleet):
         there = [
             each
             for each in (described or {}).get("Instances", ())
-            if each["LifecycleState"].startswith(("Pending", "InService"))
+            if each["LifecycleState"].startswith(PRESENT)
         ]
         stays = int(bool(there) and not on_demand)
         _resize(other, at_least=stays, desired=on_demand + stays)
