@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
@@ -84,6 +85,10 @@ class Capacity:
     spot_usd: Callable[[str], float] | None = None  # EmbeddedAws's
     endings: dict[str, Ending] = field(default_factory=dict)
     powered: set[str] = field(default_factory=set)
+    fleets: list[Any] = field(default_factory=list)  # every fleet.Fleet of the account
+    # Instances with a rebalance recommendation, and events of Auto Scaling that nobody took so far.
+    at_risk: set[str] = field(default_factory=set)
+    events: list[tuple[str, dict[str, Any], list[str]]] = field(default_factory=list)
     _courses: list[tuple[float, Course]] = field(default_factory=list)
 
     def follow(self, courses: Sequence[Course]) -> None:

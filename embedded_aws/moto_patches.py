@@ -24,7 +24,8 @@ from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
 from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
-from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
+from embedded_aws.fleet import CAPACITY
+from embedded_aws.spot_fleet import TemplateFleet, refuse_subnets_of_one_zone
 
 
 class Patch(NamedTuple):

@@ -121,11 +121,6 @@ def _row(statement: Statement) -> dict[str, Any]:
     }
 
 
-# EC2's own roles, which start a Spot fleet's instances and create their volumes.
-_SPOT_ROLES = (
-    "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
-    "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
-)
 _ALL = '{"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
 
 
@@ -189,10 +184,11 @@ class AccessControl:
         """Whether a session may make this call."""
         return self.check(self.sessions.by_key(session.access_key_id), one) is None
 
-    def may_encrypt_volumes(self, key: str) -> bool:
-        """Whether the key lets EC2's two Spot roles start instances with its volumes.
+    def may_encrypt_volumes(self, key: str, names: Iterable[str]) -> bool:
+        """Whether the key lets these service-linked roles start instances with its volumes.
 
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-fleet-prerequisites.html
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
         """
         keys = {
             "kms:grantisforawsresource": "true",
@@ -201,7 +197,7 @@ class AccessControl:
         }
         ways = ("CreateGrant", "GenerateDataKeyWithoutPlaintext", "Decrypt")
         wanted = [ApiCall(action=f"kms:{way}", resource=key, keys=keys) for way in ways]
-        roles = map(self.sessions.service_linked, _SPOT_ROLES)
+        roles = map(self.sessions.service_linked, names)
         return all(self.check(role, one) is None for role in roles for one in wanted)
 
     def role_of_profile(self, profile: str) -> str:
