@@ -7,14 +7,16 @@ of an account share its capacity, and `maintain_fleets` does what is due as time
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.spot_requests import SpotInstanceRequest
 from moto.ec2.utils import convert_tag_spec, random_spot_request_id
 
 from embedded_aws.capacity import SPOT, Capacity, Pool
-from embedded_aws.iam.access import AccessControl
+
+if TYPE_CHECKING:
+    from embedded_aws.iam.access import AccessControl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +110,7 @@ LOCK = threading.RLock()
 # The capacity of the running account: like moto's state, there is one per process.
 CAPACITY = [Capacity()]
 # The account's IAM; None while no embedded AWS runs.
-ACCESS: list[AccessControl | None] = [None]
+ACCESS: list["AccessControl | None"] = [None]
 
 
 class Fleet:

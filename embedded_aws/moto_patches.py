@@ -5,12 +5,15 @@ moto no longer needs it.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DependencyViolationError, EC2ClientError
+from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import Instance
 from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.models.security_groups import SecurityGroupBackend
@@ -23,6 +26,7 @@ from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
+from embedded_aws import auto_scaling
 from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
 from embedded_aws.fleet import CAPACITY
 from embedded_aws.spot_fleet import TemplateFleet, refuse_subnets_of_one_zone
@@ -234,6 +238,20 @@ def _write_value(key: Any, content: bytes) -> None:
 
 
 PATCHES.append(Patch(FakeKey, "value", property(_read_value, _write_value), _VALUE))
+
+
+def _auto_scaling(operation: str) -> Callable[[Any], ActionResult]:
+    def answered(self: Any) -> ActionResult:
+        """Moto's groups launch nothing on Spot, replace nothing, and know no activities."""
+        backend = ec2_backends[self.current_account][self.region]
+        return ActionResult(auto_scaling.answer(backend, operation, self._get_params()))
+
+    return answered
+
+
+for _operation, _moto in vars(AutoScalingResponse).items():
+    if inspect.isfunction(_moto) and not _operation.startswith("_") and _operation != "call_action":
+        PATCHES.append(Patch(AutoScalingResponse, _operation, _auto_scaling(_operation), _moto))
 
 
 def install() -> None:

@@ -189,10 +189,15 @@ class EmbeddedAws:
         schema.IN_PLACE.clear()
         schema.IN_PLACE.update(types)
 
-    def maintain_fleets(self) -> None:
-        """Do what EC2 does by itself as time passes: take back, end and replace instances."""
+    def maintain_fleets(self) -> list[tuple[str, dict[str, Any], list[str]]]:
+        """Do what EC2 does by itself as time passes: take back, end and replace instances.
+
+        Return the events of Auto Scaling since the last time: type, detail and resources.
+        """
         with self.application.alone_in("ec2"):
             fleet.maintain_fleets(ec2_backends[self.account][self.region])
+            events, self.capacity.events = self.capacity.events, []
+            return events
 
     def running_instances(self, stack: str) -> set[str]:
         """Return the ids of a stack's running instances, more cheaply than by a request."""

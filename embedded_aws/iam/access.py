@@ -23,6 +23,7 @@ from moto.s3.models import s3_backends
 from moto.sns.models import sns_backends
 from moto.sts.models import AssumedRole
 
+from embedded_aws.auto_scaling import group_of
 from embedded_aws.cloudformation.records import Stack, StackResource
 from embedded_aws.iam.evaluation import (
     BOUNDARY,
@@ -233,6 +234,9 @@ class AccessControl:
 
     def _resource_keys(self, one: ApiCall) -> dict[str, str]:
         service, name = _service_and_name(one.resource)
+        if service == "autoscaling":
+            group = group_of(self._ec2, name.rpartition("/")[2])
+            return _tag_keys(service, group.tags if group else {})
         if service != "ec2":
             return {}
         kind, _, identifier = name.partition("/")
@@ -241,11 +245,7 @@ class AccessControl:
             fleet = self._ec2.spot_fleet_requests.get(identifier)
             tags = {} if fleet is None else dict(fleet.tags.get(kind, {}))
         own: dict[str, str] = {"ec2:instanceid": identifier} if kind == "instance" else {}
-        for key, value in tags.items():
-            own |= dict.fromkeys(
-                (f"aws:resourcetag/{key.lower()}", f"ec2:resourcetag/{key.lower()}"), value
-            )
-        return own
+        return own | _tag_keys(service, tags)
 
     def _role(self, arn: str) -> list[Any]:
         """Return a list with the role, empty if it is deleted."""
@@ -323,6 +323,11 @@ def _granted(grant: Any) -> dict[str, Any]:
     actions = [f"kms:{name}" for name in grant.operations]
     who = {"AWS": grant.grantee_principal}
     return {"Effect": "Allow", "Principal": who, "Action": actions, "Resource": "*"}
+
+
+def _tag_keys(service: str, tags: Mapping[str, str]) -> dict[str, str]:
+    named = {f"resourcetag/{key.lower()}": value for key, value in tags.items()}
+    return {f"{prefix}:{key}": value for prefix in ("aws", service) for key, value in named.items()}
 
 
 def _service_and_name(arn: str) -> tuple[str, str]:
