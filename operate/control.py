@@ -46,7 +46,7 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         host = socket.gethostname()
         text = f"from {host}" + (f": {reason}" if reason else "")
         Events(run.store, host).emit("stopped", source="person", message=text)
-        StackFleet(run.outputs["FleetIdOutput"]).send_to_zero()
+        StackFleet.of(run.outputs["FleetIdOutput"]).send_to_zero()
         # On-demand machines get no notice; they also save at a shutdown.
         for one in sight.live:
             if one.is_on_demand:
@@ -94,7 +94,7 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
         say("now start its command again")
     elif not run.stack:
         say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
-    elif not (fleet := StackFleet(run.outputs["FleetIdOutput"])).read_capacity()[0]:
+    elif not (fleet := StackFleet.of(run.outputs["FleetIdOutput"])).read_capacity()[0]:
         fleet.set_capacity(1, run.settings.on_demand_base)
         say("the fleet requests a machine")
     step = committed_step(head) or 0

@@ -13,10 +13,12 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-# EC2's service-linked roles, which start the fleet's instances and create their encrypted volumes.
+# The service-linked roles that start a fleet's instances, of either kind, and create their
+# encrypted volumes.
 SERVICE_LINKED_ROLES = (
     "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
     "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+    "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling",
 )
 _USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 

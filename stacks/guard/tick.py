@@ -147,7 +147,7 @@ class Tick:
 
     def _look_at_fleet(self, fleet_id: str) -> None:
         if fleet_id:
-            found = self.known("fleet", fleet.StackFleet(fleet_id).read_capacity)
+            found = self.known("fleet", fleet.StackFleet.of(fleet_id).read_capacity)
             if found is not None:
                 self.capacity[fleet_id], self.on_demand[fleet_id] = found
         elif self.fleet_id == "":
