@@ -118,10 +118,11 @@ class AutoScalingGroup(Fleet):
         specification = dict(template["LaunchTemplateSpecification"])
         try:
             found = self.ec2_backend._get_template_from_args(specification)
-        except ServiceException as error:
+        except (IndexError, ServiceException) as error:
             raise AutoscalingClientError(
                 "ValidationError",
-                f"You must use a valid fully-formed launch template. {error.message}",
+                "You must use a valid fully-formed launch template. The specified launch template "
+                f"does not exist: {specification}",
             ) from error
         if found.data.get("InstanceMarketOptions"):
             raise AutoscalingClientError(
@@ -243,7 +244,7 @@ class AutoScalingGroup(Fleet):
         kind += "Unsuccessful" if failure else "Successful"
         here = f"{self.ec2_backend.region_name}:{self.ec2_backend.account_id}"
         instances = [f"arn:aws:ec2:{here}:instance/{instance_id}"] if instance_id else []
-        self.capacity.events.append((kind, detail, [self.arn, *instances]))
+        self.capacity.events.append(("aws.autoscaling", kind, detail, [self.arn, *instances]))
         activity |= {"Progress": 100, "StatusMessage": failure}
         activity["StatusCode"] = "Failed" if failure else "Successful"
 
@@ -367,6 +368,16 @@ def _delete(backend: Any, request: Request) -> None:
     group.reach_target()
 
 
+def _detach(backend: Any, request: Request) -> None:
+    """Let instances go on without the group, which then no longer tags them."""
+    group, ids = _named(backend, request["AutoScalingGroupName"]), request["InstanceIds"]
+    if request["ShouldDecrementDesiredCapacity"]:
+        group.change({"DesiredCapacity": group.desired - len(ids)})
+    group.spot_requests = [each for each in group.spot_requests if each.instance.id not in ids]
+    backend.delete_tags(ids, {GROUP_TAG: None})
+    group.reach_target()
+
+
 def _describe(backend: Any, request: Request) -> Mapping[str, Any]:
     names, groups = request.get("AutoScalingGroupNames") or [], groups_of(backend)
     for each in request.get("Filters") or []:
@@ -400,6 +411,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "update_auto_scaling_group": _update,
     "set_desired_capacity": _update,
     "delete_auto_scaling_group": _delete,
+    "detach_instances": _detach,
     "describe_auto_scaling_groups": _describe,
     "describe_scaling_activities": _describe_activities,
     "create_or_update_tags": partial(_retag, sets=True),

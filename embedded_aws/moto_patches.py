@@ -25,6 +25,7 @@ from moto.ec2.utils import parse_user_data
 from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
+from moto.ssm.models import SimpleSystemManagerBackend
 
 from embedded_aws import auto_scaling
 from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
@@ -154,6 +155,21 @@ def describe_spot_price_history(moto: Any, self: Any) -> Any:
             with suppress(ValueError):
                 each["SpotPrice"] = str(spot_usd(each["InstanceType"]))
     return found
+
+
+@_method_of(SimpleSystemManagerBackend)
+def put_parameter(moto: Any, self: Any, *given: Any, **named: Any) -> Any:
+    """Moto's Parameter Store sends no events."""
+    made = moto(self, *given, **named)
+    detail = {
+        "operation": "Create" if made.version == 1 else "Update",
+        "name": made.name,
+        "type": made.parameter_type,
+        "description": made.description or "",
+    }
+    arn = f"arn:aws:ssm:{self.region_name}:{self.account_id}:parameter/{made.name.lstrip('/')}"
+    CAPACITY[0].events.append(("aws.ssm", "Parameter Store Change", detail, [arn]))
+    return made
 
 
 @_method_of(FakeBucket)

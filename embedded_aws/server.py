@@ -21,7 +21,7 @@ from moto.sts.models import AssumedRole
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from embedded_aws import fleet, moto_patches
-from embedded_aws.capacity import Capacity
+from embedded_aws.capacity import Capacity, ServiceEvent
 from embedded_aws.cloudformation import schema
 from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.engine import Engine
@@ -189,10 +189,10 @@ class EmbeddedAws:
         schema.IN_PLACE.clear()
         schema.IN_PLACE.update(types)
 
-    def maintain_fleets(self) -> list[tuple[str, dict[str, Any], list[str]]]:
+    def maintain_fleets(self) -> list[ServiceEvent]:
         """Do what EC2 does by itself as time passes: take back, end and replace instances.
 
-        Return the events of Auto Scaling since the last time: type, detail and resources.
+        Return the events of Auto Scaling and of Parameter Store since the last time.
         """
         with self.application.alone_in("ec2"):
             fleet.maintain_fleets(ec2_backends[self.account][self.region])
