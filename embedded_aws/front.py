@@ -75,7 +75,8 @@ class Front:
             return answer_cloudformation(Request(environ), self.cloudformation)(
                 environ, start_response
             )
-        with self.alone_in(service):
+        # A group starts and ends EC2's instances.
+        with self.alone_in("ec2" if service == "autoscaling" else service):
             response = moto_services(environ)
         if response.status_code == 404 and service == "s3" and self.access is not None:
             denied = self.access.hides(environ, body)
@@ -224,6 +225,7 @@ _MORE = {
     ("ec2", "CreateSecurityGroup"): {"GroupName": _GROUP, "GroupDescription": _GROUP},
     ("ec2", "CreateLaunchTemplate"): {"LaunchTemplateName": r"[a-zA-Z0-9()./_\-]{3,128}"},
     ("cloudwatch", "PutDashboard"): {"DashboardName": r"[a-zA-Z0-9_\-]{1,255}"},
+    ("autoscaling", "CreateAutoScalingGroup"): {"AutoScalingGroupName": "[!-9;-~]{1,255}"},
     ("ssm", "PutParameter"): {"Name": r"[a-zA-Z0-9_.\-/]{1,2048}"},
 }
 _DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -244,7 +246,11 @@ def find_mistake(
     for parameter, pattern in wanted.items():
         value = values.get(parameter)
         if isinstance(value, str) and not re.fullmatch(pattern, value):
-            code = {"ec2": "InvalidParameterValue", "iam": "ValidationError"}.get(service)
+            code = {
+                "ec2": "InvalidParameterValue",
+                "iam": "ValidationError",
+                "autoscaling": "ValidationError",
+            }.get(service)
             message = (
                 f"1 validation error detected: Value '{value}' at '{parameter}' failed to satisfy "
                 f"constraint: Member must satisfy regular expression pattern: {pattern}"
@@ -282,7 +288,7 @@ def _patterns(service: str, operation: str) -> Mapping[str, str]:
         pattern, longest = member.metadata.get("pattern"), member.metadata.get("max", 10**6)
         # Other strings may be JSON documents, and some patterns only Java can read.
         if member.type_name == "string" and name.endswith(("Name", "Description", "name")):
-            plain = pattern if pattern and "\\p{" not in pattern else "(?s:.*)"
+            plain = "(?s:.*)" if not pattern or re.search(r"\\[pu]", pattern) else pattern
             found[name] = f"(?=(?s:.{{0,{longest}}})$)(?:{plain})"
     return found | _MORE.get((service, operation), {})
 
