@@ -23,7 +23,9 @@ def request_config(templates: dict[str, Any]) -> Any:
 
 
 def test_what_knows_the_kind_of_fleet_is_one_file_of_the_templates_and_one_of_the_guard() -> None:
-    words = re.compile(r"spot[-_]?fleet|EC2Spot|FleetRequestId", re.IGNORECASE)
+    words = re.compile(
+        r"spot[-_]?fleet|EC2Spot|FleetRequestId|auto_?scaling|\"asg\"", re.IGNORECASE
+    )
     folder = Path(__file__).parents[2] / "stacks"
     knowing = {
         path.relative_to(folder).as_posix()
@@ -33,9 +35,11 @@ def test_what_knows_the_kind_of_fleet_is_one_file_of_the_templates_and_one_of_th
     assert knowing == {
         "fleet.py",
         "guard/fleet.py",
-        # Commands that people type; what an account has to allow.
-        "guard/duties.py",
+        # What a deploy names, and an account has to allow.
+        "parameters/fields.py",
+        "parameters/checks.py",
         "doctor/capacity.py",
+        "doctor/network.py",
         "data_key.py",
     }
 
