@@ -240,6 +240,8 @@ def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
         "GuardRole": {"StringEquals": stack},
         "InstanceRole": {"StringEquals": {**stack, **run}, **zero},
     }
+    if kind == "asg":  # AWS suspends the launches of a group that had none for a day
+        assert list(_conditions(resources, "autoscaling:ResumeProcesses")) == ["GuardRole"]
     assert _conditions(resources, cancel) == {"GuardRole": {"StringEquals": stack}}
     for other in {*FLEET_CALLS} - {kind}:
         for call in FLEET_CALLS[other][:2]:

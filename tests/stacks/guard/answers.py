@@ -123,6 +123,7 @@ def describe_auto_scaling_groups(world: World, AutoScalingGroupNames: list[str])
                     "MaxSize": most,
                     "DesiredCapacity": desired,
                     "Instances": instances,
+                    "SuspendedProcesses": [],
                 }
             )
     return {"AutoScalingGroups": found}
