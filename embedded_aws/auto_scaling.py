@@ -21,8 +21,8 @@ from embedded_aws.fleet import (
     CAPACITY,
     LOCK,
     SECONDS_AFTER_FAILURE,
-    Fleet,
     FleetInstance,
+    InstanceFleet,
     PoolOffer,
 )
 
@@ -59,7 +59,7 @@ _BECAME_UNHEALTHY = (
 )
 
 
-class AutoScalingGroup(Fleet):
+class AutoScalingGroup(InstanceFleet):
     """A group; `settings` has its properties by the API's names."""
 
     service_roles = ("autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling",)

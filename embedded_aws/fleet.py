@@ -109,7 +109,7 @@ CAPACITY = [Capacity()]
 ACCESS: list[Any] = [None]
 
 
-class Fleet:
+class InstanceFleet:
     """Instances of one target, in pools whose capacity all fleets share."""
 
     # The service-linked roles that start instances and create their volumes.
