@@ -47,11 +47,11 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         text = f"from {host}" + (f": {reason}" if reason else "")
         Events(run.store, host).emit("stopped", source="person", message=text)
         StackFleet.of(run.outputs["FleetIdOutput"]).send_to_zero()
-        # On-demand machines get no notice; they also save at a shutdown.
+        # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
         for one in sight.live:
             if one.is_on_demand:
                 one.terminate()
-        say("the fleet is at zero: its machine gets a notice, saves and ends")
+        say("the fleet is at zero: its machine saves and ends")
     # After its notice, a machine may take just as long to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
     while (sight := look(run)).live and sight.head and sight.head.state == "running":

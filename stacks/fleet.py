@@ -18,8 +18,8 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from stacks import acknowledgments as nag
-from stacks.guard.fleet import NEW_GROUP, ON_DEMAND_GROUP
 from stacks.parameters import StackParameters
 from stacks.permissions import allow, of_stack
 
@@ -34,7 +34,7 @@ class FleetKind:
 
     service: str
     resource: str
-    modify: str
+    modify: Sequence[str]
     zero: Mapping[str, Mapping[str, str]]  # the condition of a request for nothing
     cancel: str
     source: str
@@ -50,7 +50,7 @@ KINDS: Mapping[str, FleetKind] = {
     "spot": FleetKind(
         service="ec2",
         resource=f"{RESOURCE}/",
-        modify="ec2:ModifySpotFleetRequest",
+        modify=["ec2:ModifySpotFleetRequest"],
         # IfExists: the reference lists these keys for the call, but nothing public shows that EC2
         # sets them. If it does not, the condition must not keep a finished run from going to zero.
         zero={
@@ -81,7 +81,7 @@ KINDS: Mapping[str, FleetKind] = {
     "asg": FleetKind(
         service="autoscaling",
         resource="autoScalingGroup:*:autoScalingGroupName/",
-        modify="autoscaling:UpdateAutoScalingGroup",
+        modify=["autoscaling:UpdateAutoScalingGroup", "autoscaling:ResumeProcesses"],
         zero={"NumericEquals": {"autoscaling:MaxSize": "0"}},
         cancel="autoscaling:DeleteAutoScalingGroup",
         source="aws.autoscaling",
@@ -130,10 +130,10 @@ def may_modify_fleet_of(
     a deploy replaces the fleet, the old run's machine reads the new fleet's id from the parameter.
     """
     kind = KINDS[parameters.fleet]
-    conditions: Mapping[str, Any] = of_stack(stack)
     if run_id:
         conditions = {**of_stack(stack, RunId=run_id), **kind.zero}
-    return allow("ModifyOwnFleet", [kind.modify], [fleet_arn(stack, kind)], conditions)
+        return allow("ModifyOwnFleet", [kind.modify[0]], [fleet_arn(stack, kind)], conditions)
+    return allow("ModifyOwnFleet", [*kind.modify], [fleet_arn(stack, kind)], of_stack(stack))
 
 
 def may_cancel_fleet_of(stack: Stack, parameters: StackParameters) -> iam.PolicyStatement:

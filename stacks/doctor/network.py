@@ -75,7 +75,7 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
     # Of each zone the subnet with the most free addresses.
     subnets.sort(key=lambda each: int(each["AvailableIpAddressCount"]))
     best = {each["AvailabilityZone"]: each["SubnetId"] for each in subnets}
-    if len(best) < len(subnets):
+    if p.fleet == "spot" and len(best) < len(subnets):
         what = f"{', '.join(p.subnets)} are in {', '.join(sorted(best))}: a Spot fleet takes only "
         fix = f"{target.deploy()} -c subnets={','.join(best.values())}"
         yield problem(what=f"{what}one subnet of each zone", fix=fix)
@@ -145,7 +145,8 @@ def _missing_endpoints(
         fix = f"{create}{service}s3 --route-table-ids {' '.join(sorted(needed))}"
         yield state(what=what, fix=fix)
     names = {each["ServiceName"] for each in found if each.get("PrivateDnsEnabled")}
-    for name in INTERFACES if closed else ():
+    others = ("autoscaling",) if target.parameters.fleet == "asg" else ()
+    for name in (*INTERFACES, *others) if closed else ():
         if service + name not in names:
             yield problem(
                 what=f"{', '.join(closed)} have no way to {name}: neither NAT nor an endpoint",

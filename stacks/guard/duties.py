@@ -31,12 +31,15 @@ def stop(tick: Tick) -> None:
 def start(tick: Tick) -> None:
     """Request the machine of a new fleet that begins empty, unless the run is to stop."""
     fleet_id, on_demand = tick.fleet_id, tick.settings.on_demand_base
-    if not fleet_id or tick.capacity.get(fleet_id) != 0 or reason_to_stop(tick) is not None:
+    if not fleet_id or fleet_id not in tick.capacity or reason_to_stop(tick) is not None:
         return
     own = fleet.StackFleet.of(fleet_id)
-    if not tick.known("new fleet", own.is_new):
-        return
-    if tick.does("first machine", partial(own.set_capacity, 1, on_demand)):
+    if tick.capacity[fleet_id]:
+        if tick.ledger.waiting:
+            tick.does("launches", own.keep_launching)
+    elif tick.known("new fleet", own.is_new) and tick.does(
+        "first machine", partial(own.set_capacity, 1, on_demand)
+    ):
         tick.done.append(("start", f"{fleet_id} is new"))
 
 

@@ -11,17 +11,15 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
 # AWS gives one of them to every instance that a fleet starts.
 FLEET_TAGS = ("aws:ec2spot:fleet-request-id", "aws:autoscaling:groupName")
-# A fleet of Auto Scaling groups has two: one of its name, and this one, for on-demand machines. No
-# run's or stack's name has a dot.
-ON_DEMAND_GROUP = ".on-demand"
-# The MaxSize of a group as templates have it; whoever requests a machine sets 1, or 0.
-NEW_GROUP = 2
+# How the lifecycle states begin of instances that a group counts.
+PRESENT = ("Pending", "InService")
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
 # AWS's error codes for conditions that will have passed some minutes later.
@@ -173,6 +171,10 @@ class StackFleet(ABC):
         """Whether nobody has requested a machine since it was created or updated by a deploy."""
 
     @abstractmethod
+    def keep_launching(self) -> None:
+        """Make it go on trying for a machine, after hours without capacity."""
+
+    @abstractmethod
     def let_go(self) -> None:
         """Keep no on-demand instance that is not requested: the caller terminates it."""
 
@@ -217,6 +219,9 @@ class SpotFleet(StackFleet):
     def is_new(self) -> bool:
         return False  # it requests its machine from the start
 
+    def keep_launching(self) -> None:
+        return  # it does
+
     def let_go(self) -> None:
         return  # a fleet replaces what it requests, and nothing else
 
@@ -252,7 +257,7 @@ class ScalingGroups(StackFleet):
         there = [
             each
             for each in (described or {}).get("Instances", ())
-            if each["LifecycleState"].startswith(("Pending", "InService"))
+            if each["LifecycleState"].startswith(PRESENT)
         ]
         stays = int(bool(there) and not on_demand)
         _resize(other, at_least=stays, desired=on_demand + stays)
@@ -270,6 +275,17 @@ class ScalingGroups(StackFleet):
     def is_new(self) -> bool:
         on_spot, _ = self._described()
         return on_spot is not None and on_spot["MaxSize"] == NEW_GROUP
+
+    def keep_launching(self) -> None:
+        # AWS suspends the launches of a group that had none for a day; what a person suspended
+        # stays so.
+        for each in self._described():
+            for process in each["SuspendedProcesses"] if each else ():
+                if not process.get("SuspensionReason", "").startswith("User suspended"):
+                    quick_client("autoscaling").resume_processes(
+                        AutoScalingGroupName=each["AutoScalingGroupName"],
+                        ScalingProcesses=[process["ProcessName"]],
+                    )
 
     def let_go(self) -> None:
         _, other = self._described()

@@ -53,14 +53,16 @@ class RunMetrics:
     def fleet(self, name: str) -> cloudwatch.IMetric:
         """Return a metric that AWS publishes for the fleet: the sum over its members."""
         dimension, namespace = self.kind.dimension, self.kind.namespace
-        each = {
-            f"{name[:1].lower()}{name[1:]}{number}": self._metric(
+        each: dict[str, cloudwatch.IMetric] = {
+            f"member{number}{name}": self._metric(
                 namespace, name, "Average", PERIOD, **{dimension: member}
             )
             for number, member in enumerate(self.fleet_members)
         }
-        return (
-            next(iter(each.values())) if len(each) == 1 else _math(" + ".join(each), name, **each)
+        if len(each) == 1:
+            return next(iter(each.values()))
+        return cloudwatch.MathExpression(
+            expression=" + ".join(each), label=name, period=PERIOD, using_metrics=each
         )
 
     def guard(self, name: str) -> cloudwatch.Metric:
