@@ -21,8 +21,8 @@ from embedded_aws.fleet import (
     CAPACITY,
     LOCK,
     SECONDS_AFTER_FAILURE,
-    Fleet,
     FleetInstance,
+    InstanceFleet,
     PoolOffer,
 )
 
@@ -47,13 +47,10 @@ _DEFAULTS = {
 _UNHEALTHY = "in response to an EC2 health check indicating it has been terminated or stopped."
 _SHRINKS = "in response to a difference between desired and actual capacity."
 _REBALANCES = "in response to an EC2 instance rebalance recommendation."
-_NO_CAPACITY = {
-    SPOT: "Could not launch Spot Instances. InsufficientInstanceCapacity - There is no Spot "
-    "capacity available that matches your request. Launching EC2 instance failed.",
-    ON_DEMAND: "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently "
-    "do not have sufficient capacity in the Availability Zones you requested. Launching EC2 "
-    "instance failed.",
-}
+_NO_CAPACITY = (
+    "Could not launch {0} Instances. InsufficientInstanceCapacity - There is no {0} capacity "
+    "available that matches your request. Launching EC2 instance failed."
+)
 _LAUNCHING, _TIME = "Launching a new EC2", "%Y-%m-%dT%H:%M:%SZ"
 _STARTED = "started in response to a difference between desired and actual capacity."
 _BECAME_UNHEALTHY = (
@@ -62,7 +59,7 @@ _BECAME_UNHEALTHY = (
 )
 
 
-class AutoScalingGroup(Fleet):
+class AutoScalingGroup(InstanceFleet):
     """A group; `settings` has its properties by the API's names."""
 
     service_roles = ("autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling",)
@@ -92,21 +89,23 @@ class AutoScalingGroup(Fleet):
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change settings as UpdateAutoScalingGroup does, or raise a ValidationError."""
-        wanted = self.settings | changes
+        wanted = {**self.settings, **changes}
         if policy := changes.get("MixedInstancesPolicy"):
             wanted["MixedInstancesPolicy"] = {
                 **self.settings.get("MixedInstancesPolicy", {}),
                 **policy,
-                "InstancesDistribution": _DISTRIBUTION | policy.get("InstancesDistribution", {}),
+                "InstancesDistribution": {
+                    **_DISTRIBUTION,
+                    **policy.get("InstancesDistribution", {}),
+                },
             }
         least, most = int(wanted["MinSize"]), int(wanted["MaxSize"])
         if "DesiredCapacity" not in changes:
             wanted["DesiredCapacity"] = min(max(wanted["DesiredCapacity"], least), most)
         if not least <= int(wanted["DesiredCapacity"]) <= most:
-            raise AutoscalingClientError(
-                "ValidationError",
+            raise _invalid(
                 f"Desired capacity:{wanted['DesiredCapacity']} must be between the specified min "
-                f"size:{least} and max size:{most}",
+                f"size:{least} and max size:{most}"
             )
         self._check_template(wanted)
         self.settings = wanted
@@ -119,17 +118,15 @@ class AutoScalingGroup(Fleet):
         try:
             found = self.ec2_backend._get_template_from_args(specification)
         except (IndexError, ServiceException) as error:
-            raise AutoscalingClientError(
-                "ValidationError",
+            raise _invalid(
                 "You must use a valid fully-formed launch template. The specified launch template "
-                f"does not exist: {specification}",
+                f"does not exist: {specification}"
             ) from error
         if found.data.get("InstanceMarketOptions"):
-            raise AutoscalingClientError(
-                "ValidationError",
+            raise _invalid(
                 "You cannot use a launch template that is set to request Spot Instances "
                 "(InstanceMarketOptions) when you configure an Auto Scaling group with a mixed "
-                "instances policy.",
+                "instances policy."
             )
 
     def reach_target(self) -> None:
@@ -201,7 +198,8 @@ class AutoScalingGroup(Fleet):
         # How often a group repeats an attempt, and so an event, is undocumented.
         if len(launched) < count and now >= self._quiet_until:
             self._quiet_until = now + SECONDS_AFTER_FAILURE
-            self._finish(self._activity(_LAUNCHING, _STARTED), _NO_CAPACITY[market])
+            why = _NO_CAPACITY.format(market.title())
+            self._finish(self._activity(_LAUNCHING, _STARTED), why)
 
     def _activity(self, what: str, why: str, member: FleetInstance | None = None) -> dict[str, Any]:
         instance_id = member.instance.id if member else ""
@@ -305,6 +303,10 @@ class AutoScalingGroup(Fleet):
         }
 
 
+def _invalid(why: str) -> AutoscalingClientError:
+    return AutoscalingClientError("ValidationError", why)
+
+
 def group_of(backend: Any, name: str) -> AutoScalingGroup | None:
     """Return the group with this name, if there is one."""
     return next((each for each in groups_of(backend) if each.name == name), None)
@@ -332,8 +334,7 @@ def answer(backend: Any, operation: str, request: Request) -> Mapping[str, Any] 
 def _named(backend: Any, name: str) -> AutoScalingGroup:
     group = group_of(backend, name)
     if group is None:
-        why = f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found"
-        raise AutoscalingClientError("ValidationError", why)
+        raise _invalid(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
     return group
 
 

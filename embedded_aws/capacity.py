@@ -87,7 +87,7 @@ class Capacity:
     spot_usd: Callable[[str], float] | None = None  # EmbeddedAws's
     endings: dict[str, Ending] = field(default_factory=dict)
     powered: set[str] = field(default_factory=set)
-    fleets: list[Any] = field(default_factory=list)  # every fleet.Fleet of the account
+    fleets: list[Any] = field(default_factory=list)  # every InstanceFleet of the account
     at_risk: set[str] = field(default_factory=set)  # instances with a rebalance recommendation
     events: list[ServiceEvent] = field(default_factory=list)  # of services, not yet on the bus
     _courses: list[tuple[float, Course]] = field(default_factory=list)

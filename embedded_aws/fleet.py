@@ -7,7 +7,7 @@ of an account share its capacity, and `maintain_fleets` does what is due as time
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.spot_requests import SpotInstanceRequest
@@ -15,22 +15,19 @@ from moto.ec2.utils import convert_tag_spec, random_spot_request_id
 
 from embedded_aws.capacity import SPOT, Capacity, Pool
 
-if TYPE_CHECKING:
-    from embedded_aws.iam.access import AccessControl
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolOffer:
     """One override of a fleet, with its template and its pool."""
 
     template: dict[str, Any]
-    override: Mapping[str, Any]
+    override: Any
     pool: Pool
 
 
-# Arguments of moto's class that no request of a fleet sets.
+# Arguments of moto's class that a request of a fleet need not set.
 _UNSET = ("valid_from", "valid_until", "launch_group", "availability_zone_group", "kernel_id",
-          "ramdisk_id")  # fmt: skip
+          "ramdisk_id", "spot_fleet_id", "instance_interruption_behaviour")  # fmt: skip
 
 
 class FleetInstance(SpotInstanceRequest):
@@ -47,7 +44,7 @@ class FleetInstance(SpotInstanceRequest):
         self.template_data = version.data
         # In EC2's API, on-demand instances have no lifecycle.
         self.lifecycle = "spot" if offer.pool.market == SPOT else None
-        named: dict[str, Any] = {"spot_fleet_id": None, "instance_interruption_behaviour": None}
+        named: dict[str, Any] = {**dict.fromkeys(_UNSET), **request}
         super().__init__(
             ec2_backend=backend,
             spot_request_id=random_spot_request_id(),
@@ -61,8 +58,7 @@ class FleetInstance(SpotInstanceRequest):
             monitoring_enabled=bool(version.data.get("Monitoring", {}).get("Enabled")),
             subnet_id=self.override.get("SubnetId"),
             tags={},
-            **dict.fromkeys(_UNSET),
-            **(named | request),
+            **named,
         )
 
     @property
@@ -109,11 +105,11 @@ SECONDS_AFTER_FAILURE = 30.0
 LOCK = threading.RLock()
 # The capacity of the running account: like moto's state, there is one per process.
 CAPACITY = [Capacity()]
-# The account's IAM; None while no embedded AWS runs.
-ACCESS: list["AccessControl | None"] = [None]
+# The account's iam.access.AccessControl; None while no embedded AWS runs.
+ACCESS: list[Any] = [None]
 
 
-class Fleet:
+class InstanceFleet:
     """Instances of one target, in pools whose capacity all fleets share."""
 
     # The service-linked roles that start instances and create their volumes.

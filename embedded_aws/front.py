@@ -232,6 +232,8 @@ _DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
     "SHA256": lambda body: hashlib.sha256(body).digest(),
     "CRC32": lambda body: zlib.crc32(body).to_bytes(4, "big"),
 }
+# Classes of characters, and halves of those that Java counts as two.
+_JAVA_ONLY = r"\\p\{|\\uD[89A-F]"
 _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 
 
@@ -288,7 +290,7 @@ def _patterns(service: str, operation: str) -> Mapping[str, str]:
         pattern, longest = member.metadata.get("pattern"), member.metadata.get("max", 10**6)
         # Other strings may be JSON documents, and some patterns only Java can read.
         if member.type_name == "string" and name.endswith(("Name", "Description", "name")):
-            plain = "(?s:.*)" if not pattern or re.search(r"\\[pu]", pattern) else pattern
+            plain = "(?s:.*)" if not pattern or re.search(_JAVA_ONLY, pattern) else pattern
             found[name] = f"(?=(?s:.{{0,{longest}}})$)(?:{plain})"
     return found | _MORE.get((service, operation), {})
 

@@ -12,14 +12,14 @@ from moto.ec2.utils import convert_tag_spec, random_spot_fleet_request_id
 from moto.sts.models import AssumedRole
 
 from embedded_aws.capacity import ON_DEMAND, SPOT, Pool
-from embedded_aws.fleet import ACCESS, LOCK, Fleet, FleetInstance, PoolOffer
+from embedded_aws.fleet import ACCESS, LOCK, FleetInstance, InstanceFleet, PoolOffer
 from embedded_aws.iam.evaluation import ApiCall
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 DECREASE = "capacity decreased"
 
 
-class TemplateFleet(Fleet):
+class TemplateFleet(InstanceFleet):
     """A Spot fleet request whose instances come from launch templates.
 
     It replaces moto's SpotFleetRequest and has the attributes that moto's code reads.

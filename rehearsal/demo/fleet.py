@@ -31,6 +31,8 @@ POLL_SECONDS = 0.2
 KINDS = ("spot", "asg")
 # The MaxSize of a group since its deploy, until the Guard or a person requests its first machine.
 _NEW = 2
+# So many ticks after a deploy, the Guard has handled one that began after it.
+_TICKS = 3
 # A machine that boots an instance's user data: a process tree, or a container.
 BootableMachine: TypeAlias = ProcessMachine | NspawnMachine
 
@@ -122,6 +124,7 @@ class Fleet:
     say: Callable[[str], None]
     stack: str
     lives: dict[str, MachineLife] = field(default_factory=dict)
+    ticks: int = 0  # of the Guard's clock since the last deploy
 
     def step(self) -> None:
         """Let EC2 do what is due, then follow: power off machines, boot new instances' machines."""
@@ -158,6 +161,7 @@ class Fleet:
                 return
             if time.monotonic() >= next_tick and self.bus.is_idle:
                 self.bus.tick()
+                self.ticks += 1
                 next_tick = time.monotonic() + tick_seconds
             if time.monotonic() > end:
                 raise RehearsalFailed(
@@ -177,13 +181,15 @@ class Fleet:
     def target_capacity(self) -> int:
         """Return how many instances the fleet is to maintain: 0 if it is cancelled.
 
-        Of groups, all the stack's count, and as one machine those whose first nobody requested.
+        Of groups, all the stack's count, and as one machine those whose first nobody requested,
+        unless the Guard's clock has called it since: it then has a reason not to.
         """
         if not self.is_spot:
             of_stack = [{"Name": "tag:Stack", "Values": [self.stack]}]
             groups = self.aws.client("autoscaling").describe_auto_scaling_groups(Filters=of_stack)
             sizes = [(e["DesiredCapacity"], e["MaxSize"]) for e in groups["AutoScalingGroups"]]
-            return sum(desired or most == _NEW for desired, most in sizes)
+            is_early = self.ticks < _TICKS
+            return sum(desired or (is_early and most == _NEW) for desired, most in sizes)
         answer = self.aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
         found = answer["SpotFleetRequestConfigs"][0]
         if found["SpotFleetRequestState"] != "active":

@@ -114,6 +114,7 @@ class DrillRun:
             self.stacks.deploy(assembly, self.stacks.training, meanwhile=fleet.step)
             fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._announce).id
             fleet.bus.invokes = fleet.bus.invokes or not fleet.is_spot
+            fleet.ticks = 0
 
     def _assembly(self, number: int) -> Path:
         return self.folder / f"cdk.out-{number}"
