@@ -279,11 +279,11 @@ class ScalingGroups(StackFleet):
     def keep_launching(self) -> None:
         # AWS suspends the launches of a group that had none for a day; what a person suspended
         # stays so.
-        for each in self._described():
-            for process in each["SuspendedProcesses"] if each else ():
+        for group in filter(None, self._described()):
+            for process in group["SuspendedProcesses"]:
                 if not process.get("SuspensionReason", "").startswith("User suspended"):
                     quick_client("autoscaling").resume_processes(
-                        AutoScalingGroupName=each["AutoScalingGroupName"],
+                        AutoScalingGroupName=group["AutoScalingGroupName"],
                         ScalingProcesses=[process["ProcessName"]],
                     )
 
