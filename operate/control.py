@@ -41,12 +41,12 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
 
 
 def _stop_fleet(run: OperatedRun, reason: str) -> None:
-    sight = look(run)
-    if sight.capacity:
+    sight, fleet = look(run), StackFleet.of(run.outputs["FleetIdOutput"])
+    if sight.capacity or fleet.is_new():
         host = socket.gethostname()
         text = f"from {host}" + (f": {reason}" if reason else "")
         Events(run.store, host).emit("stopped", source="person", message=text)
-        StackFleet.of(run.outputs["FleetIdOutput"]).send_to_zero()
+        fleet.send_to_zero()
         # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
         for one in sight.live:
             if one.is_on_demand:
