@@ -8,7 +8,7 @@ Not emulated: rebalancing between zones, protection, warm pools, hooks, policies
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -42,6 +42,7 @@ _DEFAULTS = {
     "TerminationPolicies": ["Default"],
     "LoadBalancerNames": [],
     "EnabledMetrics": [],
+    "SuspendedProcesses": [],
     "Tags": [],
 }
 _UNHEALTHY = "in response to an EC2 health check indicating it has been terminated or stopped."
@@ -51,6 +52,9 @@ _NO_CAPACITY = (
     "Could not launch {0} Instances. InsufficientInstanceCapacity - There is no {0} capacity "
     "available that matches your request. Launching EC2 instance failed."
 )
+# After so long without a success, AWS suspends a group's launches by itself ("administrative
+# suspension"); its words for that are not documented.
+_PATIENCE_SECONDS = 24 * 3600.0
 _LAUNCHING, _TIME = "Launching a new EC2", "%Y-%m-%dT%H:%M:%SZ"
 _STARTED = "started in response to a difference between desired and actual capacity."
 _BECAME_UNHEALTHY = (
@@ -78,10 +82,15 @@ class AutoScalingGroup(InstanceFleet):
         self.activities: list[dict[str, Any]] = []
         self._leaving: dict[str, dict[str, Any]] = {}  # activities, by instance
         self._quiet_until = 0.0
+        self._failing_since = math.inf
 
     @property
     def tags(self) -> dict[str, str]:
         return {each["Key"]: each.get("Value", "") for each in self.settings["Tags"]}
+
+    @property
+    def suspended(self) -> set[str]:
+        return {each["ProcessName"] for each in self.settings["SuspendedProcesses"]}
 
     @property
     def desired(self) -> int:
@@ -134,7 +143,8 @@ class AutoScalingGroup(InstanceFleet):
         with LOCK:
             self.reclaim()
             self.end_due()
-            self._scale_in()
+            if "Terminate" not in self.suspended or self.is_deleted:
+                self._scale_in()
             self._check_health()
             for market, count in self._wanted().items():
                 staying = [each for each in self._running(market) if not self._at_risk(each)]
@@ -186,7 +196,7 @@ class AutoScalingGroup(InstanceFleet):
 
     def launch(self, market: str, count: int) -> None:
         now, before = self.capacity.clock(), list(self.spot_requests)
-        if count <= 0 or now < self.failed_until:
+        if count <= 0 or now < self.failed_until or "Launch" in self.suspended:
             return
         super().launch(market, count)
         launched = [each for each in self.spot_requests if each not in before]
@@ -195,11 +205,23 @@ class AutoScalingGroup(InstanceFleet):
             activity = self._activity(_LAUNCHING, _STARTED, member)
             self._finish(activity, unhealthy and _BECAME_UNHEALTHY + unhealthy)
         self.spot_requests = [*before, *(each for each in launched if each.is_running)]
+        self._failing_since = math.inf if launched else min(self._failing_since, now)
+        if now - self._failing_since > _PATIENCE_SECONDS:
+            self.suspend(["Launch"], "Administratively suspended")
+            self._failing_since = math.inf
         # How often a group repeats an attempt, and so an event, is undocumented.
         if len(launched) < count and now >= self._quiet_until:
             self._quiet_until = now + SECONDS_AFTER_FAILURE
             why = _NO_CAPACITY.format(market.title())
             self._finish(self._activity(_LAUNCHING, _STARTED), why)
+
+    def suspend(self, processes: Iterable[str], who: str = "") -> None:
+        """Suspend processes, or resume them if nobody suspends them."""
+        kept = self.settings["SuspendedProcesses"]
+        kept = [each for each in kept if each["ProcessName"] not in processes]
+        why = f"{who} at {datetime.now(UTC):{_TIME}}"
+        new = [{"ProcessName": each, "SuspensionReason": why} for each in processes if who]
+        self.settings["SuspendedProcesses"] = kept + new
 
     def _activity(self, what: str, why: str, member: FleetInstance | None = None) -> dict[str, Any]:
         instance_id = member.instance.id if member else ""
@@ -401,6 +423,12 @@ def _retag(backend: Any, request: Request, *, sets: bool) -> None:
         settings["Tags"] = [*others, *([tag] if sets else [])]
 
 
+def _suspend(backend: Any, request: Request, *, who: str) -> None:
+    group = _named(backend, request["AutoScalingGroupName"])
+    group.suspend(request.get("ScalingProcesses") or ["Launch", "Terminate"], who)
+    group.reach_target()
+
+
 def _measure(backend: Any, request: Request) -> None:
     of = {"Granularity": request["Granularity"]}
     metrics = [{"Metric": each, **of} for each in request.get("Metrics") or []]
@@ -418,4 +446,6 @@ OPERATIONS: Mapping[str, Operation] = {
     "create_or_update_tags": partial(_retag, sets=True),
     "delete_tags": partial(_retag, sets=False),
     "enable_metrics_collection": _measure,
+    "suspend_processes": partial(_suspend, who="User suspended"),
+    "resume_processes": partial(_suspend, who=""),
 }

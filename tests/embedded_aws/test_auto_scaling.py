@@ -191,6 +191,27 @@ def test_without_capacity_it_says_so_now_and_then_and_launches_once_there_is_som
     assert [kind for kind, _ in group.events()] == ["EC2 Instance Launch Successful"]
 
 
+def test_launches_that_failed_for_a_day_are_suspended_until_somebody_resumes_them(
+    group: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.aws.capacity.follow([Course(steps=((0, 0),))])
+    group.create()
+    real = group.aws.capacity.clock
+    monkeypatch.setattr(group.aws.capacity, "clock", lambda: real() + 24 * 3600 + 1)
+    group.events()
+    group.aws.capacity.reset()
+    assert group.events() == [] == group.instances()
+    (process,) = group.described()["SuspendedProcesses"]
+    assert process["ProcessName"] == "Launch"
+    assert not process["SuspensionReason"].startswith("User suspended")
+    which = {"AutoScalingGroupName": group.name, "ScalingProcesses": ["Launch"]}
+    group.client.resume_processes(**which)
+    assert (len(group.instances()), group.described()["SuspendedProcesses"]) == (1, [])
+    group.client.suspend_processes(**which)
+    (process,) = group.described()["SuspendedProcesses"]
+    assert process["SuspensionReason"].startswith("User suspended")
+
+
 def test_pools_are_shared_with_spot_fleets(group: Groups) -> None:
     group.aws.capacity.follow([Course(steps=((0, 1),), size="g5.*", zone="*a"),
                                Course(steps=((0, 0),), size="*", zone="*b")])  # fmt: skip

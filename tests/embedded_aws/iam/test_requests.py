@@ -86,9 +86,7 @@ def test_a_request_to_s3_is_named_as_iam_names_it(
     assert (one.action, one.resource) == (action, f"arn:aws:s3:::bucket{'/a/b' * is_object}")
 
 
-def test_a_change_of_a_group_has_its_sizes_as_keys_and_with_a_template_needs_to_start_machines() -> (
-    None
-):
+def test_a_change_of_a_group_has_its_sizes_as_keys_and_a_template_needs_to_start_it() -> None:
     name = {"AutoScalingGroupName": "S-run"}
     (one,) = form("autoscaling", Action="UpdateAutoScalingGroup", **name, MaxSize=0, MinSize=0)
     assert one.resource.endswith(":autoScalingGroup:*:autoScalingGroupName/S-run")

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.training import tiny
+from tests.training.hooks import HUNG_SECONDS
 from tests.training.runs import Run, assert_equal
 from training.durable.record.head import Head
 from training.durable.save.tensors.weights import weights_sha256
@@ -48,12 +49,13 @@ def wait_until_stopped(process: BaseProcess) -> None:
     assert os.WIFSTOPPED(status), f"it ended instead: {status}"
 
 
-def resume(process: BaseProcess) -> int:
+def resume(process: BaseProcess) -> int | None:
     """Let it go on; its exit code."""
     assert process.pid is not None
     os.kill(process.pid, signal.SIGCONT)
-    _, status = os.waitpid(process.pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    # os.waitpid would leave it among multiprocessing's active children for ever.
+    process.join(HUNG_SECONDS)
+    return process.exitcode
 
 
 def left_of(run: Run) -> dict[str, object]:
