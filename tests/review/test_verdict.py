@@ -316,7 +316,7 @@ def test_another_kind_of_fleet_ends_the_old_ones_machine_and_costs_the_same(
     review = review_of(fleet="asg")
     assert sum("**The kind of fleet changes**" in each for each in review.run_effects) == 1
     assert not any("can resume later" in each for each in review.run_effects)
-    assert review.losses == []
+    assert review.of("loss") == []
     for name in ("sizes the fleet may launch", "public IPv4", "on-demand base"):
         before, after = cost(review, name)
         assert before == after != "-"
