@@ -84,11 +84,11 @@ $(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	  done; mv $@.new $@; test -z "$$lacks" || { touch -t 197001020000 $@; false; }; } || \
 	  echo "no wheels for the instances (see above): if an image lacks a package, its boot will need an index" >&2
 
-demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## a run on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux); HOSTS=2 for one job of two hosts
-	@$(BIN)/python -m rehearsal demo $(if $(HOSTS),--hosts $(HOSTS)) $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source '$(SOURCE)') $(if $(PROGRAM),--program '$(PROGRAM)') $(if $(DATA),--data '$(DATA)') $(ARGS)
+demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## a run on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux); FLEET=asg; HOSTS=2 for one job of two hosts
+	@$(BIN)/python -m rehearsal demo $(if $(HOSTS),--hosts $(HOSTS)) $(if $(MACHINE),--machine $(MACHINE)) $(if $(FLEET),--fleet $(FLEET)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source '$(SOURCE)') $(if $(PROGRAM),--program '$(PROGRAM)') $(if $(DATA),--data '$(DATA)') $(ARGS)
 
-drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn
-	@$(BIN)/python -m rehearsal drill $(if $(MACHINE),--machine $(MACHINE)) $(ARGS)
+drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn; FLEET=asg
+	@$(BIN)/python -m rehearsal drill $(if $(MACHINE),--machine $(MACHINE)) $(if $(FLEET),--fleet $(FLEET)) $(ARGS)
 
 test: $(GROUPS:%=.venv/.%) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)

@@ -22,6 +22,11 @@ DESCRIPTIONS: Mapping[str, str] = {
 }
 # In the name and the ARN of the sweeps' queue, if it has shares.
 SHARED_QUEUE = "SharedQueue"
+# A fleet of Auto Scaling groups has two: one of its name, on Spot, and this, on demand. No run's
+# or stack's name has a dot; userdata/fleet_to_zero.sh spells it, too.
+ON_DEMAND_GROUP = ".on-demand"
+# The MaxSize of the former as templates have it; whoever requests a machine sets 1, or 0.
+NEW_GROUP = 2
 
 
 def training_stack(name: str = "") -> str:

@@ -10,7 +10,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
 
+# An event's source, detail-type, detail and resources.
+ServiceEvent: TypeAlias = tuple[str, str, dict[str, Any], list[str]]
 SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
 
@@ -84,6 +87,9 @@ class Capacity:
     spot_usd: Callable[[str], float] | None = None  # EmbeddedAws's
     endings: dict[str, Ending] = field(default_factory=dict)
     powered: set[str] = field(default_factory=set)
+    fleets: list[Any] = field(default_factory=list)  # every InstanceFleet of the account
+    at_risk: set[str] = field(default_factory=set)  # instances with a rebalance recommendation
+    events: list[ServiceEvent] = field(default_factory=list)  # of services, not yet on the bus
     _courses: list[tuple[float, Course]] = field(default_factory=list)
 
     def follow(self, courses: Sequence[Course]) -> None:

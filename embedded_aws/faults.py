@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 METADATA = "metadata"
 JOB_SERVICES = ("batch", "sagemaker")
-SERVICES = ("s3", "ec2", "ssm", "cloudwatch", "sts", "sns", *JOB_SERVICES, METADATA)
+SERVICES = ("s3", "ec2", "autoscaling", "ssm", "cloudwatch", "sts", "sns", *JOB_SERVICES, METADATA)
 MACHINES, GUARD, SUBMITTERS = "machines", "guard", "submitters"
 _ACTION = re.compile(rf"({'|'.join(SERVICES)}):[A-Za-z*]+")
 LOWEST_ERROR, HIGHEST_ERROR = 400, 599

@@ -72,7 +72,8 @@ class Front:
             return answer_cloudformation(Request(environ), self.cloudformation)(
                 environ, start_response
             )
-        with self.alone_in(service):
+        # A group starts and ends EC2's instances.
+        with self.alone_in("ec2" if service == "autoscaling" else service):
             response = moto_services(environ)
         if response.status_code == 404 and service == "s3" and self.access is not None:
             denied = self.access.hides(environ, body)

@@ -30,6 +30,7 @@ _INVALID = {
     "ec2": "InvalidParameterValue",
     "iam": "ValidationError",
     "sts": "ValidationError",
+    "autoscaling": "ValidationError",
     "cloudwatch": "ValidationError",
     "cloudformation": "ValidationError",
     "sns": "InvalidParameter",

@@ -5,14 +5,17 @@ moto no longer needs it.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DependencyViolationError, EC2ClientError
+from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import Instance
 from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.models.security_groups import SecurityGroupBackend
@@ -26,9 +29,12 @@ from moto.iam.models import IAMBackend
 from moto.s3.exceptions import MissingKey, PreconditionFailed
 from moto.s3.models import FakeBucket, FakeKey
 from moto.s3.responses import S3Response
+from moto.ssm.models import SimpleSystemManagerBackend
 
+from embedded_aws import auto_scaling
 from embedded_aws.cloudformation.resources.fleets import MODIFIABLE
-from embedded_aws.spot_fleet import CAPACITY, TemplateFleet
+from embedded_aws.fleet import CAPACITY
+from embedded_aws.spot_fleet import TemplateFleet
 
 
 class Patch(NamedTuple):
@@ -152,6 +158,21 @@ def describe_spot_price_history(moto: Any, self: Any) -> Any:
             with suppress(ValueError):
                 each["SpotPrice"] = str(spot_usd(each["InstanceType"]))
     return found
+
+
+@_method_of(SimpleSystemManagerBackend)
+def put_parameter(moto: Any, self: Any, *given: Any, **named: Any) -> Any:
+    """Moto's Parameter Store sends no events."""
+    made = moto(self, *given, **named)
+    detail = {
+        "operation": "Create" if made.version == 1 else "Update",
+        "name": made.name,
+        "type": made.parameter_type,
+        "description": made.description or "",
+    }
+    arn = f"arn:aws:ssm:{self.region_name}:{self.account_id}:parameter/{made.name.lstrip('/')}"
+    CAPACITY[0].events.append(("aws.ssm", "Parameter Store Change", detail, [arn]))
+    return made
 
 
 @_method_of(FakeBucket)
@@ -292,6 +313,20 @@ def _write_value(key: Any, content: bytes) -> None:
 
 
 PATCHES.append(Patch(FakeKey, "value", property(_read_value, _write_value), _VALUE))
+
+
+def _auto_scaling(operation: str) -> Callable[[Any], ActionResult]:
+    def answered(self: Any) -> ActionResult:
+        """Moto's groups launch nothing on Spot, replace nothing, and know no activities."""
+        backend = ec2_backends[self.current_account][self.region]
+        return ActionResult(auto_scaling.answer(backend, operation, self._get_params()))
+
+    return answered
+
+
+for _operation, _moto in vars(AutoScalingResponse).items():
+    if inspect.isfunction(_moto) and not _operation.startswith("_") and _operation != "call_action":
+        PATCHES.append(Patch(AutoScalingResponse, _operation, _auto_scaling(_operation), _moto))
 
 
 def install() -> None:

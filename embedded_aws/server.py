@@ -20,8 +20,8 @@ from moto.ssm.models import ssm_backends
 from moto.sts.models import AssumedRole
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from embedded_aws import moto_patches, spot_fleet
-from embedded_aws.capacity import Capacity
+from embedded_aws import fleet, moto_patches
+from embedded_aws.capacity import Capacity, ServiceEvent
 from embedded_aws.cloudformation import schema
 from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.engine import Engine
@@ -87,11 +87,11 @@ class EmbeddedAws:
         moto_patches.install()
         account = RegionalAccount(id=self.account, region=self.region, client=self.client)
         self.engine = Engine(account, REGISTRY)
-        self.capacity = spot_fleet.CAPACITY[0] = Capacity(spot_usd=self._spot_usd)
+        self.capacity = fleet.CAPACITY[0] = Capacity(spot_usd=self._spot_usd)
         self.access = AccessControl(
             account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
         )
-        spot_fleet.ACCESS[0] = self.access
+        fleet.ACCESS[0] = self.access
         # The WSGI application may be served at other addresses too; instances, the Guard and
         # submitters of jobs meet its faults.
         self.application = Front(CloudFormation(self.engine), self.access)
@@ -127,8 +127,8 @@ class EmbeddedAws:
         self._clients.clear()
         self._stack_sessions.clear()
         moto_patches.uninstall()
-        spot_fleet.ACCESS[0] = None
-        spot_fleet.CAPACITY[0] = Capacity()
+        fleet.ACCESS[0] = None
+        fleet.CAPACITY[0] = Capacity()
         # Otherwise the reset would read 1,500 managed policies that are no longer needed.
         default_user_config["iam"] = {"load_aws_managed_policies": False}
         moto_api_backend.reset()
@@ -191,10 +191,15 @@ class EmbeddedAws:
         schema.IN_PLACE.clear()
         schema.IN_PLACE.update(types)
 
-    def maintain_fleets(self) -> None:
-        """Do what EC2 does by itself as time passes: take back, end and replace instances."""
+    def maintain_fleets(self) -> list[ServiceEvent]:
+        """Do what EC2 does by itself as time passes: take back, end and replace instances.
+
+        Return the events of Auto Scaling and of Parameter Store since the last time.
+        """
         with self.application.alone_in("ec2"):
-            spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
+            fleet.maintain_fleets(ec2_backends[self.account][self.region])
+            events, self.capacity.events = self.capacity.events, []
+            return events
 
     def running_instances(self, stack: str) -> set[str]:
         """Return the ids of a stack's running instances, more cheaply than by a request."""

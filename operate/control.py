@@ -42,17 +42,17 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
 
 
 def _stop_fleet(run: OperatedRun, reason: str) -> None:
-    sight = look(run)
-    if sight.capacity:
+    sight, fleet = look(run), StackFleet.of(run.outputs["FleetIdOutput"])
+    if sight.capacity or fleet.is_new():
         host = socket.gethostname()
         text = f"from {host}" + (f": {reason}" if reason else "")
         Events(run.store, host).emit("stopped", source="person", message=text)
-        StackFleet(run.outputs["FleetIdOutput"]).send_to_zero()
-        # On-demand machines get no notice; they also save at a shutdown.
+        fleet.send_to_zero()
+        # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
         for one in sight.live:
             if one.is_on_demand:
                 one.terminate()
-        say("the fleet is at zero: its machine gets a notice, saves and ends")
+        say("the fleet is at zero: its machine saves and ends")
     # After its notice, a machine may take just as long to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
     while (sight := look(run)).live and sight.head and sight.head.state == "running":
@@ -95,7 +95,7 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
         say("now start its command again")
     elif not run.stack:
         say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
-    elif not (fleet := StackFleet(run.outputs["FleetIdOutput"])).read_capacity()[0]:
+    elif not (fleet := StackFleet.of(run.outputs["FleetIdOutput"])).read_capacity()[0]:
         fleet.set_capacity(1, run.settings.on_demand_base)
         say("the fleet requests a machine")
     step = committed_step(head) or 0

@@ -35,7 +35,7 @@ from rehearsal.demo.deployment import (
     embedded_stacks,
     spot_usd,
 )
-from rehearsal.demo.fleet import RehearsalFailed
+from rehearsal.demo.fleet import KINDS, RehearsalFailed
 from rehearsal.demo.grants import grants_page
 from rehearsal.demo.hosts_demo import HostsDemo
 from rehearsal.demo.receipt import find_faults
@@ -51,7 +51,7 @@ from rehearsal.demo.trained import (
     own_defaults,
 )
 from rehearsal.drills.drill import NSPAWN, PROCESS, choose
-from rehearsal.drills.many import ManyRuns, many_table
+from rehearsal.drills.many import MIXED, ManyRuns, many_table
 from rehearsal.drills.series import DrillSeries, drill_table, outcome_table
 from rehearsal.machines.commands import CommandFailed
 from sizing import catalogue
@@ -217,7 +217,8 @@ def _embedded(
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Rehearse the chosen drills; return 1 if one did not end as written."""
-    drills = choose(arguments.names, "" if arguments.list else arguments.machine)
+    kind = arguments.fleet
+    drills = choose(arguments.names, "" if arguments.list else arguments.machine, kind)
     if arguments.list:
         records = [{"name": each.name, "about": each.about, "needs": each.needs} for each in drills]
         _show(arguments, records, drill_table(drills))
@@ -227,7 +228,7 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
         say(f"skipped, as {arguments.machine} machines cannot show them: {', '.join(left_out)}")
     outcomes, records = [], []
     with _embedded(arguments, say) as stacks:
-        for outcome in DrillSeries(drills=drills, stacks=stacks, say=say).run():
+        for outcome in DrillSeries(drills=drills, stacks=stacks, say=say, kind=kind).run():
             outcomes.append(outcome)
             # Write after each drill, so that Ctrl-C keeps the earlier ones.
             records = [asdict(each) for each in outcomes]
@@ -249,7 +250,13 @@ def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         given = f"--runs is {arguments.runs} and --at-once {arguments.at_once}"
         raise ValueError(f"{given}; use 1 or more of each")
     with _embedded(arguments, say) as stacks:
-        runs = ManyRuns(stacks=stacks, say=say, count=arguments.runs, at_once=arguments.at_once)
+        runs = ManyRuns(
+            stacks=stacks,
+            say=say,
+            count=arguments.runs,
+            at_once=arguments.at_once,
+            kinds=KINDS if arguments.fleet == MIXED else (arguments.fleet,),
+        )
         outcomes, faults = runs.run()
         records = {"runs": [asdict(each) for each in outcomes], "faults": faults}
         (stacks.folder / "many.json").write_text(json.dumps(records, indent=2) + "\n")
@@ -333,6 +340,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
     )
     _add_machine(drill)
+    _add_fleet(drill)
     drill.add_argument("--list", action="store_true", help="show the drills and run none")
     drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
     drill.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -341,6 +349,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     many.add_argument(
         "--at-once", type=int, default=os.cpu_count(), help="machines, default: one per core"
     )
+    _add_fleet(many, MIXED)
     many.add_argument("--out", type=Path, default=Path("out/many"), help="default: %(default)s")
     many.add_argument("--json", action="store_true", help="print the table as JSON")
     many.set_defaults(machine=PROCESS)
@@ -360,6 +369,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
+def _add_fleet(command: argparse.ArgumentParser, *more: str) -> None:
+    command.add_argument(
+        "--fleet",
+        choices=(*KINDS, *more),
+        default=KINDS[0],
+        help="a Spot fleet or Auto Scaling groups, default: %(default)s",
+    )
+
+
 def _add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--machine",
@@ -374,6 +392,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     add = demo.add_argument
     add("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
     _add_machine(demo)
+    _add_fleet(demo)
     add(
         "--hosts",
         type=int,

@@ -39,6 +39,18 @@ class CannotReview(ValueError):
     """One side is not available; the message says which and why."""
 
 
+SPOT_FLEET, GROUP = "AWS::EC2::SpotFleet", "AWS::AutoScaling::AutoScalingGroup"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetSide:
+    """What a stack's fleet may start, of either kind (docs/fleets.md)."""
+
+    sizes: tuple[str, ...] = ()
+    subnets: tuple[Any, ...] = ()
+    on_demand_base: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackSide:
     """One stack of one side."""
@@ -59,6 +71,36 @@ class StackSide:
         """Return the properties of each resource of a type."""
         found = (each for each in self.resources.values() if each["Type"] == name)
         return [each.get("Properties") or {} for each in found]
+
+    @property
+    def fleet(self) -> FleetSide | None:
+        """Its fleet, if it has one."""
+        for each in self.of_type(SPOT_FLEET):
+            config = each.get("SpotFleetRequestConfigData", {})
+            tried = [
+                override
+                for launch in config.get("LaunchTemplateConfigs") or []
+                for override in launch.get("Overrides") or []
+            ]
+            return FleetSide(
+                sizes=tuple(dict.fromkeys(str(each.get("InstanceType")) for each in tried)),
+                subnets=tuple(each.get("SubnetId", "") for each in tried),
+                on_demand_base=int(config.get("OnDemandTargetCapacity") or 0),
+            )
+        for each in self.of_type(GROUP):
+            launch = (each.get("MixedInstancesPolicy") or {}).get("LaunchTemplate") or {}
+            guards = [
+                (one.get("Environment") or {}).get("Variables") or {}
+                for one in self.of_type("AWS::Lambda::Function")
+            ]
+            return FleetSide(
+                sizes=tuple(one["InstanceType"] for one in launch.get("Overrides") or []),
+                subnets=tuple(each.get("VPCZoneIdentifier") or ()),
+                on_demand_base=max(
+                    (int(one.get("ON_DEMAND_BASE", 0)) for one in guards), default=0
+                ),
+            )
+        return None
 
     @property
     def launch_templates(self) -> list[Mapping[str, Any]]:

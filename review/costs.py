@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from review.assembly import Side, StackSide
+from review.assembly import FleetSide, Side, StackSide
 from sizing import PRICE_REGION, catalogue, service_prices
 
 LEFT_OUT = "S3, log volume, custom metrics while an instance runs, transfer, jobs on SageMaker"
@@ -148,22 +148,16 @@ class _Hour:
         data = _first(stack, "AWS::EC2::LaunchTemplate").get("LaunchTemplateData")
         if not data:
             return None
-        fleet = _first(stack, "AWS::EC2::SpotFleet").get("SpotFleetRequestConfigData", {})
-        overrides = [
-            override
-            for config in fleet.get("LaunchTemplateConfigs") or []
-            for override in config.get("Overrides") or []
-        ]
-        sizes = [str(each.get("InstanceType")) for each in overrides]
+        fleet = (stack.fleet if stack else None) or FleetSide()
         disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
         # Our own subnets assign public addresses; existing ones, given by id, count as private.
-        is_public = any(not isinstance(each.get("SubnetId", ""), str) for each in overrides)
+        is_public = any(not isinstance(each, str) for each in fleet.subnets)
         size = str(data.get("InstanceType", "-"))
         return cls(
             region=region,
             size=size,
-            sizes=tuple(dict.fromkeys(sizes)),
-            on_demand_base=int(fleet.get("OnDemandTargetCapacity") or 0),
+            sizes=fleet.sizes,
+            on_demand_base=fleet.on_demand_base,
             volumes=" + ".join(map(_volume, disks)) or "-",
             volumes_usd=_factor(size, region) * sum(map(_volume_usd, disks)),
             initialization_usd=sum(
@@ -300,9 +294,7 @@ def _predicted(value: object) -> str:
 
 
 def _training_stack(side: Side) -> StackSide | None:
-    return next(
-        (each for each in side.stacks.values() if _first(each, "AWS::EC2::SpotFleet")), None
-    )
+    return next((each for each in side.stacks.values() if each.fleet), None)
 
 
 def _first(stack: StackSide | None, type_name: str) -> Mapping[str, Any]:

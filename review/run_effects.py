@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from contract.run_env import Name
-from review.assembly import Side, StackSide
+from review.assembly import GROUP, SPOT_FLEET, Side, StackSide
 from review.changes import Change
-from review.spelling import leaves, short, spell
+from review.spelling import short, spell
 from sizing import catalogue
 
 # The first attempt wrote these into config.json: a replacement refuses another value by name.
@@ -39,6 +39,13 @@ _SHUT_DOWN = (
     "shut down without a Spot notice: it saves and releases the lease, and keeps its role until it "
     "is off"
 )
+# What an update of a fleet at zero does.
+_AGAIN = {
+    SPOT_FLEET: "A fleet that a finished run has sent to zero is set to its capacity again: one "
+    "instance boots, sees that the run is finished and sends the fleet back to zero.",
+    GROUP: "A fleet at zero is as new after it: unless its run has ended, the Guard requests a "
+    "machine again.",
+}
 _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 
@@ -66,22 +73,39 @@ def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
 
 
 def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
-    fleets = [change for change in changes if change.type == "AWS::EC2::SpotFleet"]
+    fleets = [change for change in changes if _is_fleet(change)]
     old, new = read_run_env(base), read_run_env(head)
     is_new_run = old.get("RUN_ID") != new.get("RUN_ID")
+    kinds = {fleet.type for fleet in fleets}
     for fleet in fleets:
-        yield from _fleet_effects(fleet, old, new, is_new_run)
-    if any(fleet.action not in ("replaced", "removed") and _capacity(fleet) for fleet in fleets):
+        if len(kinds) == 1:
+            yield from _fleet_effects(fleet, old, new, is_new_run)
+        elif fleet.action == "removed":
+            yield (
+                "**The kind of fleet changes**: a new one starts its machine, then that of "
+                f"{fleet.path} is {_SHUT_DOWN}. The new one resumes from there."
+            )
+    again = {
+        each.type
+        for each in fleets
+        if each.action not in ("replaced", "removed") and _requests(each)
+    }
+    for type_name in again:
         # An update sends TargetCapacity again, and a new fleet has it from the start.
-        yield (
-            "A fleet that a finished run has sent to zero is set to its capacity again: one "
-            "instance boots, sees that the run is finished and sends the fleet back to zero."
-        )
-        if has_deadline(head):
+        yield _AGAIN[type_name]
+        if has_deadline(head) and type_name == SPOT_FLEET:
             yield (
                 "If the Guard has bought on-demand capacity for the deadline, the update sets the "
                 "fleet back to Spot; the Guard decides again within ten minutes."
             )
+    is_new_version = any(
+        each.type == "AWS::EC2::LaunchTemplate" and each.action == "changed" for each in changes
+    )
+    if is_new_version and not fleets and head.of_type(GROUP):
+        yield (
+            "The fleet takes the launch template's new version in place: the running instance is "
+            f"left alone, and the next one starts from it. {_AGAIN[GROUP]}"
+        )
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
     for queue in changes:
@@ -133,12 +157,21 @@ def _fleet_effects(
         for path, before, after in fleet.differences():
             if path.endswith(".TargetCapacity") and after == 0:
                 yield "**The fleet goes to zero**: a running instance gets a Spot notice and saves."
+            elif path == "MaxSize" and str(after) == "0":
+                yield f"**The fleet goes to zero**: a running instance is {_SHUT_DOWN}."
             elif path.endswith("TargetCapacity"):
                 yield f"{path.rpartition('.')[2]} changes from {short(before)} to {short(after)}."
 
 
-def _capacity(fleet: Change) -> object:
-    return (fleet.new_properties.get("SpotFleetRequestConfigData") or {}).get("TargetCapacity")
+def _is_fleet(change: Change) -> bool:
+    """Whether it is a stack's fleet: of two groups, that on Spot speaks for both."""
+    return change.type == SPOT_FLEET or (change.type == GROUP and change.path.endswith("/Spot"))
+
+
+def _requests(fleet: Change) -> bool:
+    """Whether the deploy makes the fleet request its machine."""
+    config = fleet.new_properties.get("SpotFleetRequestConfigData") or {}
+    return bool(config.get("TargetCapacity") or int(fleet.new_properties.get("MaxSize", 0)))
 
 
 def _next_attempt(
@@ -211,9 +244,8 @@ def _orphans(head: StackSide) -> Iterator[str]:
 def _gpus_of_fleet(side: StackSide) -> set[str]:
     return {
         known.gpu
-        for fleet in side.of_type("AWS::EC2::SpotFleet")
-        for name, size in leaves(fleet)
-        if name.endswith(".InstanceType") and (known := catalogue.instances().get(size))
+        for size in (side.fleet.sizes if side.fleet else ())
+        if (known := catalogue.instances().get(size))
     }
 
 

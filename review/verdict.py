@@ -209,7 +209,7 @@ def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
         types = {each["Type"] for each in base.stacks[name].resources.values()}
         kept = sorted({kind for type_, kind in STATEFUL.items() if type_ in types})
         contents = f" It has a {' and a '.join(kept)}." if kept else ""
-        if "AWS::EC2::SpotFleet" in types:
+        if base.stacks[name].fleet:
             call = f"aws cloudformation delete-stack --stack-name {name}"
             contents += f" Its fleet goes on, and is billed, until `{call}`."
         notes.append(

@@ -13,11 +13,18 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-# EC2's service-linked roles, which start the fleet's instances and create their encrypted volumes.
-SERVICE_LINKED_ROLES = (
-    "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
-    "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
-)
+# The service-linked roles that start each kind of fleet's instances and create their encrypted
+# volumes. A key admits all of them: it outlives a change of kind.
+SERVICE_LINKED_ROLES = {
+    "spot": (
+        "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
+        "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+    ),
+    "asg": (
+        "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling",
+        "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+    ),
+}
 _USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
 
 
@@ -48,7 +55,7 @@ def service_statements(partition: str, account: str) -> list[iam.PolicyStatement
     """
     roles = [
         f"arn:{partition}:iam::{account}:role/aws-service-role/{name}"
-        for name in SERVICE_LINKED_ROLES
+        for name in dict.fromkeys(name for each in SERVICE_LINKED_ROLES.values() for name in each)
     ]
     # By condition, not as principals: KMS refuses a policy that names a role which does not exist
     # yet, and an account gets these roles only when it first needs them.

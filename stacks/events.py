@@ -12,7 +12,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-from stacks.fleet import ERROR_EVENT, EVENT_SOURCE, FAULTS
+from stacks.fleet import KINDS, TrainingFleet
 
 # These carry an instance id but no tag and no fleet id, so the rule matches the entire account's
 # events, and the Guard ignores those of other instances. State changes of the own ones come as the
@@ -83,29 +83,30 @@ class FleetEvents(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        fleet_arn: str,
+        fleet: TrainingFleet,
+        kind: str,
         topic: sns.ITopic,
         guard: lambda_.IFunction,
     ) -> None:
         super().__init__(scope, construct_id)
         stack = Stack.of(self)
-        pattern = {"source": [EVENT_SOURCE], "resources": [fleet_arn]}
+        pattern, fault = fleet.event_pattern, KINDS[kind].fault
         events.Rule(
             self,
             "Rule",
-            description="Events of this stack's Spot fleet, for the Guard",
-            event_pattern=events.EventPattern(source=pattern["source"], resources=[fleet_arn]),
+            description="Events of this stack's fleet, for the Guard",
+            event_pattern=events.EventPattern(**pattern),
             targets=[targets.LambdaFunction(guard)],
         )
         events.Rule(
             self,
             "Faults",
-            description="Errors of this stack's Spot fleet that need a person",
+            description="Errors of this stack's fleet that need a person",
             event_pattern=events.EventPattern(
                 source=pattern["source"],
-                resources=[fleet_arn],
-                detail_type=[ERROR_EVENT],
-                detail={"sub-type": list(FAULTS)},
+                resources=pattern.get("resources"),
+                detail_type=fault["detail-type"],
+                detail={**pattern.get("detail", {}), **fault["detail"]},
             ),
             targets=[targets.SnsTopic(topic)],
         )
@@ -127,7 +128,7 @@ class FleetEvents(Construct):
         rule = events.CfnRule(
             self,
             "LogRule",
-            description="Events of this stack's Spot fleet, for the record",
+            description="Events of this stack's fleet, for the record",
             event_pattern=pattern,
             state="ENABLED",
             targets=[

@@ -1,66 +1,152 @@
-"""The Spot fleet, its role, who may do what with it, and what AWS calls its events and metrics.
+"""The fleet of either kind, who may do what with it, and what AWS calls its events and metrics.
 
 Everything in the templates that depends on the kind of fleet; guard/fleet.py has the Guard's calls
-and commands.
+and commands, docs/fleets.md what differs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from aws_cdk import Annotations, Stack
+from aws_cdk import Annotations, ArnFormat, CfnResource, Stack
+from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
 from stacks.permissions import allow, of_stack
 
 RESOURCE = "spot-fleet-request"
-DESCRIBE = "ec2:DescribeSpotFleetRequests"
-EVENT_SOURCE, ERROR_EVENT = "aws.ec2spotfleet", "EC2 Spot Fleet Error"
-METRIC_NAMESPACE, METRIC_DIMENSION = "AWS/EC2Spot", "FleetRequestId"
-# The errors that only a person can fix: permissions, quota, configuration. EC2's fourth,
-# allLaunchSpecsTemporarilyBlacklisted, repeats while there is no capacity, which the alarm
-# FleetBelowTarget reports once.
-FAULTS = (
-    "iamFleetRoleInvalid",
-    "spotFleetRequestConfigurationInvalid",
-    "spotInstanceCountLimitExceeded",
-)
+# Of both kinds: while a deploy changes the kind, machines of the old fleet still run.
+DESCRIBE = ("ec2:DescribeSpotFleetRequests", "autoscaling:DescribeAutoScalingGroups")
 
 
-def fleet_arn(stack: Stack, name: str = "*") -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetKind:
+    """What AWS calls one kind of fleet: in IAM, EventBridge and CloudWatch."""
+
+    service: str
+    resource: str
+    modify: Sequence[str]
+    zero: Mapping[str, Mapping[str, str]]  # the condition of a request for nothing
+    cancel: str
+    source: str
+    # Of the errors that only a person can fix: permissions, quota, configuration, a volume's key.
+    fault: Mapping[str, Any]
+    namespace: str
+    dimension: str
+    wanted: str
+    running: str
+
+
+KINDS: Mapping[str, FleetKind] = {
+    "spot": FleetKind(
+        service="ec2",
+        resource=f"{RESOURCE}/",
+        modify=["ec2:ModifySpotFleetRequest"],
+        # IfExists: the reference lists these keys for the call, but nothing public shows that EC2
+        # sets them. If it does not, the condition must not keep a finished run from going to zero.
+        zero={
+            "StringEqualsIfExists": {
+                f"ec2:Attribute/{name}": "0"
+                for name in ("TargetCapacity", "OnDemandTargetCapacity")
+            }
+        },
+        cancel="ec2:CancelSpotFleetRequests",
+        source="aws.ec2spotfleet",
+        # EC2's fourth error, allLaunchSpecsTemporarilyBlacklisted, repeats while there is no
+        # capacity, which the alarm FleetBelowTarget reports once.
+        fault={
+            "detail-type": ["EC2 Spot Fleet Error"],
+            "detail": {
+                "sub-type": [
+                    "iamFleetRoleInvalid",
+                    "spotFleetRequestConfigurationInvalid",
+                    "spotInstanceCountLimitExceeded",
+                ]
+            },
+        },
+        namespace="AWS/EC2Spot",
+        dimension="FleetRequestId",
+        wanted="TargetCapacity",
+        running="FulfilledCapacity",
+    ),
+    "asg": FleetKind(
+        service="autoscaling",
+        resource="autoScalingGroup:*:autoScalingGroupName/",
+        modify=["autoscaling:UpdateAutoScalingGroup", "autoscaling:ResumeProcesses"],
+        zero={"NumericEquals": {"autoscaling:MaxSize": "0"}},
+        cancel="autoscaling:DeleteAutoScalingGroup",
+        source="aws.autoscaling",
+        # Its other messages are of capacity (InsufficientInstanceCapacity, UnfulfillableCapacity,
+        # SpotMaxPriceTooLow), or new to us: FleetBelowTarget reports these.
+        fault={
+            "detail-type": ["EC2 Instance Launch Unsuccessful"],
+            "detail": {
+                "StatusMessage": [
+                    {"wildcard": f"*{text}*"}
+                    for text in (
+                        "MaxSpotInstanceCountExceeded",
+                        "Max spot instance count exceeded",
+                        "vCPU limit",
+                        "not authorized",
+                        "Invalid",
+                        "does not exist",
+                        "Client.InternalError",
+                    )
+                ]
+            },
+        },
+        namespace="AWS/AutoScaling",
+        dimension="AutoScalingGroupName",
+        wanted="GroupDesiredCapacity",
+        running="GroupInServiceInstances",
+    ),
+}
+
+
+def fleet_arn(stack: Stack, kind: FleetKind, name: str = "*") -> str:
     """Return the ARN of one fleet, or of any in the stack's account and region."""
-    return stack.format_arn(service="ec2", resource=RESOURCE, resource_name=name)
+    return stack.format_arn(
+        service=kind.service,
+        resource=kind.resource + name,
+        arn_format=ArnFormat.NO_RESOURCE_NAME,
+    )
 
 
-def may_modify_fleet_of(stack: Stack, *, run_id: str = "") -> iam.PolicyStatement:
+def may_modify_fleet_of(
+    stack: Stack, parameters: StackParameters, *, run_id: str = ""
+) -> iam.PolicyStatement:
     """Allow setting this stack's fleet's capacity only; with `run_id`, only that run's, to zero.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role. While
     a deploy replaces the fleet, the old run's machine reads the new fleet's id from the parameter.
     """
-    # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
-    # them. If it does not, the condition must not keep a finished run from going to zero.
-    zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
-    conditions = of_stack(stack)
+    kind = KINDS[parameters.fleet]
     if run_id:
-        conditions = {**of_stack(stack, RunId=run_id), "StringEqualsIfExists": zero}
-    call = ["ec2:ModifySpotFleetRequest"]
-    return allow("ModifyOwnFleet", call, [fleet_arn(stack)], conditions)
+        conditions = {**of_stack(stack, RunId=run_id), **kind.zero}
+        return allow("ModifyOwnFleet", [kind.modify[0]], [fleet_arn(stack, kind)], conditions)
+    return allow("ModifyOwnFleet", [*kind.modify], [fleet_arn(stack, kind)], of_stack(stack))
 
 
-def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
+def may_cancel_fleet_of(stack: Stack, parameters: StackParameters) -> iam.PolicyStatement:
     """Allow cancelling only this stack's fleet: the Guard's fallback if modifying it is denied."""
-    call = ["ec2:CancelSpotFleetRequests"]
-    return allow("CancelOwnFleet", call, [fleet_arn(stack)], of_stack(stack))
+    kind = KINDS[parameters.fleet]
+    return allow("CancelOwnFleet", [kind.cancel], [fleet_arn(stack, kind)], of_stack(stack))
 
 
-def own_fleet_reasons(scope: Construct) -> dict[str, str]:
+def own_fleet_reasons(scope: Construct, parameters: StackParameters) -> dict[str, str]:
     """Return cdk-nag's finding for these two statements, with the reason."""
     reason = "Limited by the tag Stack; naming the fleet would be a cycle, as it needs the role."
-    return {nag.resource(scope, "ec2", f"{RESOURCE}/*"): reason}
+    kind = KINDS[parameters.fleet]
+    return {nag.resource(scope, kind.service, f"{kind.resource}*"): reason}
 
 
 class FleetRole(Construct):
@@ -71,7 +157,7 @@ class FleetRole(Construct):
     def __init__(self, scope: Construct, construct_id: str) -> None:
         super().__init__(scope, construct_id)
         stack = Stack.of(self)
-        requests = fleet_arn(stack, "sfr-*")
+        requests = fleet_arn(stack, KINDS["spot"], "sfr-*")
         policy = "service-role/AmazonEC2SpotFleetTaggingRole"
         self.role = iam.Role(
             self,
@@ -94,7 +180,7 @@ class FleetRole(Construct):
 
 
 class TrainingFleet(Construct):
-    """A fleet that keeps one instance running until its capacity is set to zero.
+    """Keeps one instance running until its capacity is set to zero.
 
     AWS calls the Spot fleet API legacy; whether a new launch template version updates it in place
     is disputed (docs/deploy.md). It has no ValidUntil: that date would differ at each synthesis,
@@ -103,7 +189,9 @@ class TrainingFleet(Construct):
     """
 
     fleet_id: str
-    fleet_arn: str
+    event_pattern: Mapping[str, Any]
+    # What AWS counts by itself: the Spot fleet, or each of the two groups.
+    members: Sequence[str]
 
     def __init__(
         self,
@@ -113,11 +201,11 @@ class TrainingFleet(Construct):
         parameters: StackParameters,
         launch_template: ec2.LaunchTemplate,
         subnet_ids: Sequence[str],
-        role: iam.Role,
+        security_group: ec2.SecurityGroup,
         parameter_name: str,
+        guard: lambda_.IFunction,
     ) -> None:
         super().__init__(scope, construct_id)
-        stack = Stack.of(self)
         if parameters.mix_gpus:
             Annotations.of(self).add_info_v2(
                 "mix-gpus",
@@ -125,37 +213,84 @@ class TrainingFleet(Construct):
                 "have another GPU model; sample ids stay equal, weights only within a tolerance, "
                 "and the receipt names each change",
             )
+        self._parameters, self._template = parameters, launch_template
+        # A fleet's tags do not come from CDK. RunId is among them because a new run id replaces the
+        # fleet (a Spot fleet's tags and a group's name cannot be updated): one fleet is one run.
+        self._tags = {
+            **parameters.tags,
+            "Stack": Stack.of(self).stack_name,
+            "RunId": parameters.run_id,
+        }
+        make = {"spot": self._spot_fleet, "asg": self._groups}[parameters.fleet]
+        made = make(subnet_ids, security_group)
+        self.fleet_id, self.members = made[0].ref, [each.ref for each in made]
+        self.event_pattern = self._pattern()
+        published = ssm.StringParameter(
+            self,
+            "FleetId",
+            parameter_name=parameter_name,
+            string_value=self.fleet_id,
+            description="The fleet of this stack, for its instances and its Guard",
+        )
+        published.node.add_dependency(*made)
+        if parameters.fleet == "asg":
+            published.node.add_dependency(self._start(parameter_name, guard))
+
+    def _start(self, parameter_name: str, guard: lambda_.IFunction) -> events.Rule:
+        """Wake the Guard, which requests a new group's machine, when the fleet is published."""
+        change = {"name": [parameter_name], "operation": ["Create", "Update"]}
+        return events.Rule(
+            self,
+            "Published",
+            description="A new fleet: the Guard requests its machine",
+            event_pattern=events.EventPattern(
+                source=["aws.ssm"], detail_type=["Parameter Store Change"], detail=change
+            ),
+            targets=[targets.LambdaFunction(guard)],
+        )
+
+    def _pattern(self) -> Mapping[str, Any]:
+        """Return EventBridge's pattern of this fleet's events."""
+        kind, own = KINDS[self._parameters.fleet], list(self.members)
+        if kind.service == "autoscaling":
+            return {"source": [kind.source], "detail": {kind.dimension: own}}
+        return {"source": [kind.source], "resources": [fleet_arn(Stack.of(self), kind, own[0])]}
+
+    def _spot_fleet(
+        self, subnet_ids: Sequence[str], security_group: ec2.SecurityGroup
+    ) -> Sequence[CfnResource]:
+        p = self._parameters
+        fleet_role = FleetRole(Stack.of(self), "FleetRole")
+        # A cancelled fleet ends its instances with this role, which must be deleted after them.
+        security_group.node.add_dependency(fleet_role)
         launch = ec2.CfnSpotFleet.LaunchTemplateConfigProperty(
             launch_template_specification=ec2.CfnSpotFleet.FleetLaunchTemplateSpecificationProperty(
-                launch_template_id=launch_template.launch_template_id,
+                launch_template_id=self._template.launch_template_id,
                 # The API refuses $Latest and $Default here.
-                version=launch_template.latest_version_number,
+                version=self._template.latest_version_number,
             ),
             overrides=[
                 ec2.CfnSpotFleet.LaunchTemplateOverridesProperty(
                     instance_type=size, subnet_id=subnet_id
                 )
-                for size in parameters.sizes
+                for size in p.sizes
                 for subnet_id in subnet_ids
             ],
         )
-        # CDK's tags do not reach a Spot fleet. RunId is among them because a fleet's tags cannot be
-        # updated: a new run id replaces the fleet, and one fleet is one run.
-        tags = {**parameters.tags, "Stack": stack.stack_name, "RunId": parameters.run_id}
         specification = ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
             resource_type=RESOURCE,
-            tags=[{"key": key, "value": value} for key, value in tags.items()],
+            tags=[{"key": key, "value": value} for key, value in self._tags.items()],
         )
-        self._request = ec2.CfnSpotFleet(
+        request = ec2.CfnSpotFleet(
             self,
             "Request",
             spot_fleet_request_config_data=ec2.CfnSpotFleet.SpotFleetRequestConfigDataProperty(
                 type="maintain",
                 allocation_strategy="priceCapacityOptimized",
                 replace_unhealthy_instances=True,
-                iam_fleet_role=role.role_arn,
-                target_capacity=parameters.target_capacity,
-                on_demand_target_capacity=parameters.on_demand_base,
+                iam_fleet_role=fleet_role.role.role_arn,
+                target_capacity=p.target_capacity,
+                on_demand_target_capacity=p.on_demand_base,
                 # Capacity zero is a request to stop, so excess instances are terminated at once.
                 excess_capacity_termination_policy="default",
                 instance_interruption_behavior="terminate",
@@ -163,12 +298,76 @@ class TrainingFleet(Construct):
                 tag_specifications=[specification],
             ),
         )
-        self.fleet_id = self._request.ref
-        self.fleet_arn = fleet_arn(stack, self.fleet_id)
-        ssm.StringParameter(
-            self,
-            "FleetId",
-            parameter_name=parameter_name,
-            string_value=self.fleet_id,
-            description="The Spot fleet of this stack, for its instances and its Guard",
+        return [request]
+
+    def _groups(self, subnet_ids: Sequence[str], _: ec2.SecurityGroup) -> Sequence[CfnResource]:
+        """Create a group for each market, each of at most one machine and empty at first.
+
+        One group of both would end machines that nobody meant to end: a changed on-demand share
+        replaces them, and two machines are rebalanced between zones.
+        """
+        name = f"{self._tags['Stack']}-{self._parameters.run_id}"
+        return [
+            self._group("Spot", name, subnet_ids, NEW_GROUP, 0),
+            self._group("OnDemand", name + ON_DEMAND_GROUP, subnet_ids, 1, 100),
+        ]
+
+    def _group(
+        self,
+        construct_id: str,
+        name: str,
+        subnet_ids: Sequence[str],
+        max_size: int,
+        on_demand_percent: int,
+    ) -> autoscaling.CfnAutoScalingGroup:
+        kind, group = KINDS["asg"], autoscaling.CfnAutoScalingGroup
+        policy = group.MixedInstancesPolicyProperty(
+            launch_template=group.LaunchTemplateProperty(
+                launch_template_specification=group.LaunchTemplateSpecificationProperty(
+                    launch_template_id=self._template.launch_template_id,
+                    version=self._template.latest_version_number,
+                ),
+                overrides=[
+                    group.LaunchTemplateOverridesProperty(instance_type=size)
+                    for size in self._parameters.sizes
+                ],
+            ),
+            instances_distribution=group.InstancesDistributionProperty(
+                on_demand_allocation_strategy="lowest-price",
+                on_demand_base_capacity=0,
+                on_demand_percentage_above_base_capacity=on_demand_percent,
+                spot_allocation_strategy="price-capacity-optimized",
+            ),
         )
+        made = group(
+            self,
+            construct_id,
+            auto_scaling_group_name=name,
+            # Without a desired capacity: CloudFormation would wait until it is reached, fail while
+            # there is none, and set it again at each update. The Guard sets it.
+            min_size="0",
+            max_size=str(max_size * self._parameters.target_capacity),
+            mixed_instances_policy=policy,
+            vpc_zone_identifier=list(subnet_ids),
+            health_check_type="EC2",
+            # A recommendation is no notice: the machine saves at it, and trains on.
+            capacity_rebalance=False,
+            metrics_collection=[
+                group.MetricsCollectionProperty(
+                    granularity="1Minute", metrics=[kind.wanted, kind.running]
+                )
+            ],
+            tags=[
+                group.TagPropertyProperty(key=key, value=value, propagate_at_launch=True)
+                for key, value in self._tags.items()
+            ],
+        )
+        nag.acknowledge(
+            made,
+            {
+                "AS3": "The group's events go to the Guard, a log group and, if they are faults, "
+                "to the topic: by EventBridge.",
+                "EC26": "The rule cannot read a launch template; its volumes are encrypted.",
+            },
+        )
+        return made

@@ -15,6 +15,7 @@ from contract.keys import ARTIFACTS, GUARD
 from stacks import acknowledgments as nag
 from stacks.fleet import may_modify_fleet_of, own_fleet_reasons
 from stacks.monitoring.metrics import metrics_namespace
+from stacks.parameters import StackParameters
 from stacks.permissions import allow, allow_metrics_in, may_use_key_of, of_stack
 
 # AWS's list for a role that has only this to do: docs.aws.amazon.com/systems-manager/latest/
@@ -124,13 +125,14 @@ class InstanceRole(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        run_id: str,
+        stack_parameters: StackParameters,
         data: RunData,
         bundle: s3_assets.Asset,
         parameters: Sequence[ssm.IStringParameter],
     ) -> None:
         super().__init__(scope, construct_id)
-        stack, of_run = Stack.of(self), Construct(self, run_id)
+        stack, run_id = Stack.of(self), stack_parameters.run_id
+        of_run = Construct(self, run_id)
         self.role = iam.Role(
             of_run,
             "Role",
@@ -142,7 +144,7 @@ class InstanceRole(Construct):
         for statement in (
             *data.statements(bundle),
             allow("FindFleetAndBundle", ["ssm:GetParameter"], names),
-            may_modify_fleet_of(stack, run_id=run_id),
+            may_modify_fleet_of(stack, stack_parameters, run_id=run_id),
             may_terminate_itself(stack),
             allow_metrics_in(metrics_namespace(stack.stack_name)),
             # Instead of SSH. The managed policy would let it read every parameter of the account.
@@ -154,7 +156,7 @@ class InstanceRole(Construct):
         nag.acknowledge(
             self,
             {
-                **own_fleet_reasons(self),
+                **own_fleet_reasons(self, stack_parameters),
                 nag.any_instance(self): "Limited by a condition to the instance that asks.",
                 "IAM5[Resource::*]": "PutMetricData and Session Manager's channels take no "
                 "resources; a condition limits the metrics to the stack's own namespace.",

@@ -14,7 +14,7 @@ from contract.stack_names import DESCRIPTIONS
 from stacks import user_data
 from stacks.bundle import CodeBundle
 from stacks.events import FleetEvents, InstanceEvents, TrainingTopic
-from stacks.fleet import FleetRole, TrainingFleet
+from stacks.fleet import KINDS, TrainingFleet
 from stacks.guard.construct import Guard
 from stacks.launch_template import TrainingLaunchTemplate
 from stacks.monitoring.alarms import TrainingAlarms
@@ -173,7 +173,7 @@ class TrainingStack(Stack):
         role = InstanceRole(
             self,
             "InstanceRole",
-            run_id=self._parameters.run_id,
+            stack_parameters=self._parameters,
             data=data,
             bundle=bundle,
             parameters=[self._fleet_parameter, bundle_parameter],
@@ -212,24 +212,27 @@ class TrainingStack(Stack):
         topic: sns.ITopic,
     ) -> TrainingFleet:
         """Create the fleet, after everything that its instances and the Guard need."""
-        fleet_role = FleetRole(self, "FleetRole")
-        # A cancelled fleet ends its instances with this role, which must be deleted after them.
-        template.group.node.add_dependency(fleet_role)
         fleet = TrainingFleet(
             self,
             "Fleet",
             parameters=self._parameters,
             launch_template=template.template,
             subnet_ids=subnet_ids,
-            role=fleet_role.role,
+            security_group=template.group,
             parameter_name=self._parameter_name,
+            guard=guard.function,
         )
-        # A Spot fleet refers only to subnets and roles: without these dependencies its first
+        # A fleet refers only to subnets and roles: without these dependencies its first
         # instance could boot before its permissions or the Guard exist.
         events = InstanceEvents(self, "InstanceEvents", guard=guard.function)
         fleet.node.add_dependency(role, guard, events)
         FleetEvents(
-            self, "FleetEvents", fleet_arn=fleet.fleet_arn, topic=topic, guard=guard.function
+            self,
+            "FleetEvents",
+            fleet=fleet,
+            kind=self._parameters.fleet,
+            topic=topic,
+            guard=guard.function,
         )
         return fleet
 
@@ -237,7 +240,8 @@ class TrainingStack(Stack):
         """Create alarms and dashboard; return the dashboard's name."""
         metrics = RunMetrics(
             stack_name=self.stack_name,
-            fleet_id=fleet.fleet_id,
+            kind=KINDS[self._parameters.fleet],
+            fleet_members=fleet.members,
             guard_name=guard.function.function_name,
             clock_name=guard.clock.rule_name,
         )

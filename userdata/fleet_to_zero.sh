@@ -5,21 +5,34 @@ source userdata/lib.sh
 carry_on
 
 reason=$1
-# This causes a Spot notice on this very machine; the handler must know that we caused it.
+# A Spot fleet then gives this very machine a notice; the handler must know that we caused it.
 : >"$run/stopping"
 python3 -m userdata.events fleet-to-zero info --message "$reason"
 python3 -m userdata.send_events --once || echo "some events could not be sent"
 
+# to_zero_call: a Spot fleet, or the two Auto Scaling groups of a fleet, of which only one has a
+# machine: a group ends it at once, so this one may be gone before the call returns.
+to_zero_call() {
+    if [[ $fleet == sfr-* ]]; then
+        aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
+            --target-capacity 0 --on-demand-target-capacity 0
+        return
+    fi
+    local group
+    for group in "$fleet" "$fleet.on-demand"; do
+        aws_cli autoscaling update-auto-scaling-group --auto-scaling-group-name "$group" \
+            --min-size 0 --max-size 0 --desired-capacity 0 || return
+    done
+}
 to_zero() {
     local answer
     # The parameter is created after the fleet: the first machine may boot before it exists.
     fleet=$(aws_cli ssm get-parameter --name "$FLEET_PARAMETER" \
         --query Parameter.Value --output text) || return
-    if ! answer=$(aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
-        --target-capacity 0 --on-demand-target-capacity 0 2>&1); then
+    if ! answer=$(to_zero_call 2>&1); then
         echo >&2 "$answer"
         # A cancelled fleet starts no more machines; the Guard ends those that it left running.
-        [[ $answer == *cancelled* ]]
+        [[ $answer == *cancelled* || $answer == *"name not found"* ]]
     fi
 }
 

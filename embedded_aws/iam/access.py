@@ -23,6 +23,7 @@ from moto.s3.models import s3_backends
 from moto.sns.models import sns_backends
 from moto.sts.models import AssumedRole
 
+from embedded_aws.auto_scaling import group_of
 from embedded_aws.cloudformation.records import Stack, StackResource
 from embedded_aws.iam.evaluation import (
     BOUNDARY,
@@ -121,11 +122,6 @@ def _row(statement: Statement) -> dict[str, Any]:
     }
 
 
-# EC2's own roles, which start a Spot fleet's instances and create their volumes.
-_SPOT_ROLES = (
-    "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
-    "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
-)
 _OWN = ":role/aws-service-role/"  # of services, which no policy of an organization limits
 _ALL = '{"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
 
@@ -192,10 +188,11 @@ class AccessControl:
         """Whether a session may make this call."""
         return self.check(self.sessions.by_key(session.access_key_id), one) is None
 
-    def may_encrypt_volumes(self, key: str) -> bool:
-        """Whether the key lets EC2's two Spot roles start instances with its volumes.
+    def may_encrypt_volumes(self, key: str, names: Iterable[str]) -> bool:
+        """Whether the key lets these service-linked roles start instances with its volumes.
 
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-fleet-prerequisites.html
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html
         """
         keys = {
             "kms:grantisforawsresource": "true",
@@ -204,7 +201,7 @@ class AccessControl:
         }
         ways = ("CreateGrant", "GenerateDataKeyWithoutPlaintext", "Decrypt")
         wanted = [ApiCall(action=f"kms:{way}", resource=key, keys=keys) for way in ways]
-        roles = map(self.sessions.service_linked, _SPOT_ROLES)
+        roles = map(self.sessions.service_linked, names)
         return all(self.check(role, one) is None for role in roles for one in wanted)
 
     def role_of_profile(self, profile: str) -> str:
@@ -242,6 +239,9 @@ class AccessControl:
 
     def _resource_keys(self, one: ApiCall) -> dict[str, str]:
         service, name = _service_and_name(one.resource)
+        if service == "autoscaling":
+            group = group_of(self._ec2, name.rpartition("/")[2])
+            return _tag_keys(service, group.tags if group else {})
         if service != "ec2":
             return {}
         kind, _, identifier = name.partition("/")
@@ -250,11 +250,7 @@ class AccessControl:
             fleet = self._ec2.spot_fleet_requests.get(identifier)
             tags = {} if fleet is None else dict(fleet.tags.get(kind, {}))
         own: dict[str, str] = {"ec2:instanceid": identifier} if kind == "instance" else {}
-        for key, value in tags.items():
-            own |= dict.fromkeys(
-                (f"aws:resourcetag/{key.lower()}", f"ec2:resourcetag/{key.lower()}"), value
-            )
-        return own
+        return own | _tag_keys(service, tags)
 
     def _role(self, arn: str) -> list[Any]:
         """Return a list with the role, empty if it is deleted."""
@@ -332,6 +328,11 @@ def _granted(grant: Any) -> dict[str, Any]:
     actions = [f"kms:{name}" for name in grant.operations]
     who = {"AWS": grant.grantee_principal}
     return {"Effect": "Allow", "Principal": who, "Action": actions, "Resource": "*"}
+
+
+def _tag_keys(service: str, tags: Mapping[str, str]) -> dict[str, str]:
+    named = {f"resourcetag/{key.lower()}": value for key, value in tags.items()}
+    return {f"{prefix}:{key}": value for prefix in ("aws", service) for key, value in named.items()}
 
 
 def _service_and_name(arn: str) -> tuple[str, str]:

@@ -38,6 +38,10 @@ def asked(
     if role := values.get(parameter):
         passed = {"iam:passedtoservice": f"{receiver}.amazonaws.com"}
         found.append(ApiCall(action="iam:PassRole", resource=str(role), keys=passed))
+    if service == "autoscaling" and any(each.endswith(".LaunchTemplateId") for each in values):
+        # Auto Scaling asks EC2 whether the caller could start the group's instances.
+        instances = f"arn:aws:ec2:{where[0]}:{where[1]}:instance/*"
+        found.append(ApiCall(action="ec2:RunInstances", resource=instances, keys={}))
     return found
 
 
@@ -72,7 +76,8 @@ def _resources(
             if kind and re.search(r"Id(\.\d+)?$", parameter):
                 found.append(f"arn:aws:ec2:{region}:{account}:{kind}/{value}")
     base = f"arn:aws:{service}:{'' if service in ('iam', 'sts') else region}:{account}"
-    for parameter, form in WORDS["named"].get(service, {}).items():
+    names = {} if (service, name[:8]) == ("autoscaling", "Describe") else WORDS["named"]
+    for parameter, form in names.get(service, {}).items():
         given = values.get(parameter, [])
         for each in given if isinstance(given, list) else [given]:
             named = f"{base}:{form.format(str(each).lstrip('/'))}"
@@ -85,6 +90,9 @@ def _resources(
 def _keys(service: str, name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if service == "cloudwatch" and "Namespace" in values:
         yield "cloudwatch:namespace", values["Namespace"]
+    if service == "autoscaling":
+        for parameter in {"ForceDelete", "MaxSize", "MinSize"} & set(values):
+            yield f"autoscaling:{parameter.lower()}", values[parameter]
     if service == "sts":
         for parameter in {"ExternalId", "RoleSessionName"} & set(values):
             yield f"sts:{parameter.lower()}", values[parameter]

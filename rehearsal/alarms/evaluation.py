@@ -85,6 +85,8 @@ class Alarm:
             }
         ]
         (returned,) = [query for query in queries if query.get("ReturnData", True)]
+        # An expression may name others: they take the place of their ids.
+        others = {each["Id"]: f"({each['Expression']})" for each in queries if "Expression" in each}
         return cls(
             name=name,
             statistics={
@@ -92,7 +94,11 @@ class Alarm:
                 for query in queries
                 if "MetricStat" in query
             },
-            expression=returned.get("Expression", returned["Id"]),
+            expression=re.sub(
+                r"\w+",
+                lambda word: others.get(word[0], word[0]),
+                returned.get("Expression", returned["Id"]),
+            ),
             breaches=_BREACHES[properties["ComparisonOperator"]],
             threshold=properties["Threshold"],
             points=properties.get("DatapointsToAlarm", properties["EvaluationPeriods"]),

@@ -58,14 +58,28 @@ class AgentReadings:
 
 
 GPU_MEMORY_MIB = 23_028
+# By type: AWS's namespace and dimension, and the metrics of what is wanted and of what runs.
+FLEETS: Mapping[str, tuple[str, ...]] = {
+    "AWS::EC2::SpotFleet": (
+        *("AWS/EC2Spot", "FleetRequestId"),
+        *("TargetCapacity", "FulfilledCapacity"),
+    ),
+    "AWS::AutoScaling::AutoScalingGroup": (
+        *("AWS/AutoScaling", "AutoScalingGroupName"),
+        *("GroupDesiredCapacity", "GroupInServiceInstances"),
+    ),
+}
 
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """A stack's metrics, written minute by minute; `fleet`, `guard`, `clock` are logical ids."""
+    """A stack's metrics, written minute by minute; `guard` and `clock` are logical ids.
+
+    `fleet` are logical ids with their types: one of FLEETS, or groups, the first with the machine.
+    """
 
     stack: str
-    fleet: str
+    fleet: Mapping[str, str]
     guard: str
     clock: str
     series: dict[Metric, list[tuple[float, float]]] = field(default_factory=dict)
@@ -140,9 +154,12 @@ class Stream:
         if training:
             self._put_training(self._watch.data(self.now))
             self._watch.sent()
-        fleet = frozenset({("FleetRequestId", self.fleet)})
-        self._put("AWS/EC2Spot", "TargetCapacity", fleet, self.target)
-        self._put("AWS/EC2Spot", "FulfilledCapacity", fleet, float(readings is not None))
+        machines = [self.target, float(readings is not None)]
+        for logical_id, kind in self.fleet.items():
+            namespace, dimension, *names = FLEETS[kind]
+            for name, value in zip(names, machines, strict=True):
+                self._put(namespace, name, frozenset({(dimension, logical_id)}), value)
+            machines = [0, 0.0]
         self._guard_minute()
 
     def _guard_minute(self) -> None:

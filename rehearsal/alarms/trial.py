@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
-from rehearsal.alarms.streams import MINUTE, AgentReadings, Stream
+from rehearsal.alarms.streams import FLEETS, MINUTE, AgentReadings, Stream
 
 Scenario = Callable[[Stream], None]
 HOUR = 60
@@ -189,7 +189,11 @@ def play(template: Mapping[str, Any], scenario: Scenario, busy_percent: float = 
     """Return a scenario's metrics as the template's stack, fleet and Guard would publish them."""
     stream = Stream(
         stack=_stack_name(template),
-        fleet=_logical_id(template, "AWS::EC2::SpotFleet"),
+        fleet={
+            name: each["Type"]
+            for name, each in template["Resources"].items()
+            if each["Type"] in FLEETS
+        },
         guard=_logical_id(template, "AWS::Lambda::Function"),
         clock=_logical_id(template, "AWS::Events::Rule", "ScheduleExpression"),
         readings=AgentReadings(utilization=busy_percent),

@@ -133,9 +133,13 @@ class Demo:
         resources = stacks.check_resources()
         bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
         fleet = stacks.fleet(bus, self._machine, self.log)
-        fleet.step()
-        if not fleet.running():
-            raise RehearsalFailed(f"fleet {fleet.id} started no instance")
+
+        def has_machine() -> bool:
+            fleet.step()
+            return bool(fleet.running())
+
+        # The Guard requests a group's first machine, when it hears of the group.
+        self._wait(lambda: f"the first instance of fleet {fleet.id}", has_machine)
         run = RehearsedRun(fleet=fleet, files=stacks.run_files(), plan=self.plan)
 
         def is_over() -> bool:
@@ -204,8 +208,8 @@ class Demo:
             notice_seconds=self.notice_seconds,
             lease_ttl_seconds=min(_MAX_LEASE_TTL_SECONDS, _LEASE_TTL_SECONDS * log.pace),
         )
-        hosts = {"sweep.instances": str(options.hosts)} if options.hosts > 1 else {}
-        stacks.synthesize(assembly, self.context | hosts).expect()
+        more = {"sweep.instances": str(options.hosts)} if options.hosts > 1 else {}
+        stacks.synthesize(assembly, {**self.context, **more, "fleet": options.fleet}).expect()
         if making is not None:
             making.expect()
         reference = self.trained.start_reference(stacks, uninterrupted)

@@ -19,12 +19,20 @@ from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.process import ProcessMachine
 
+# EC2 gives it to the instances of a Spot fleet; those of Auto Scaling groups have another.
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
+_TEMPLATE_TAG = "aws:ec2launchtemplate"
 # How long EC2 waits for an operating system to shut down is undocumented; it is some minutes.
 _SHUTDOWN_SECONDS = 60.0
 _TERMINATED = "terminated by an API call"
 _STATE_CHANGE = "EC2 Instance State-change Notification"
 POLL_SECONDS = 0.2
+# The values of the stack's parameter `fleet`.
+KINDS = ("spot", "asg")
+# The MaxSize of a group since its deploy, until the Guard or a person requests its first machine.
+_NEW = 2
+# So many ticks after a deploy, the Guard has handled one that began after it.
+_TICKS = 3
 # A machine that boots an instance's user data: a process tree, or a container.
 BootableMachine: TypeAlias = ProcessMachine | NspawnMachine
 
@@ -103,9 +111,10 @@ def _ran_no_other(machine: BootableMachine, user_data: bytes) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class Fleet:
-    """Follows a stack's Spot fleet requests; `step` does what is due and returns at once.
+    """Follows a stack's fleets of either kind; `step` does what is due and returns at once.
 
-    `id` is the latest: a deploy that replaces the fleet starts the new one before ending the old.
+    `id` is the latest, a Spot fleet's or a group's name: a deploy that replaces the fleet starts
+    the new one before ending the old.
     """
 
     aws: EmbeddedAws
@@ -115,10 +124,12 @@ class Fleet:
     say: Callable[[str], None]
     stack: str
     lives: dict[str, MachineLife] = field(default_factory=dict)
+    ticks: int = 0  # of the Guard's clock since the last deploy
 
     def step(self) -> None:
         """Let EC2 do what is due, then follow: power off machines, boot new instances' machines."""
-        self.aws.maintain_fleets()
+        for event in self.aws.maintain_fleets():
+            self.bus.publish(*event)
         alive = self.aws.running_instances(self.stack)
         for life in self.running():
             self._follow(life, is_alive=life.instance.id in alive)
@@ -150,6 +161,7 @@ class Fleet:
                 return
             if time.monotonic() >= next_tick and self.bus.is_idle:
                 self.bus.tick()
+                self.ticks += 1
                 next_tick = time.monotonic() + tick_seconds
             if time.monotonic() > end:
                 raise RehearsalFailed(
@@ -157,12 +169,27 @@ class Fleet:
                 )
             time.sleep(POLL_SECONDS)
 
+    @property
+    def is_spot(self) -> bool:
+        """Whether it is a Spot fleet, not Auto Scaling groups."""
+        return self.id.startswith("sfr-")
+
     def running(self) -> list[MachineLife]:
         """Return the machines that are still running."""
         return [life for life in self.lives.values() if life.ended is None]
 
     def target_capacity(self) -> int:
-        """Return how many instances the fleet is to maintain: 0 if it is cancelled."""
+        """Return how many instances the fleet is to maintain: 0 if it is cancelled.
+
+        Of groups, all the stack's count, and as one machine those whose first nobody requested,
+        unless the Guard's clock has called it since: it then has a reason not to.
+        """
+        if not self.is_spot:
+            of_stack = [{"Name": "tag:Stack", "Values": [self.stack]}]
+            groups = self.aws.client("autoscaling").describe_auto_scaling_groups(Filters=of_stack)
+            sizes = [(e["DesiredCapacity"], e["MaxSize"]) for e in groups["AutoScalingGroups"]]
+            is_early = self.ticks < _TICKS
+            return sum(desired or (is_early and most == _NEW) for desired, most in sizes)
         answer = self.aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
         found = answer["SpotFleetRequestConfigs"][0]
         if found["SpotFleetRequestState"] != "active":
@@ -197,6 +224,7 @@ class Fleet:
     def rebalance(self, life: MachineLife) -> None:
         """Send a rebalance recommendation: EC2 may take the instance back some day, or never."""
         life.machine.metadata.rebalance()
+        self.aws.capacity.at_risk.add(life.instance.id)
         self._ec2_event("EC2 Instance Rebalance Recommendation", life.instance.id)
 
     def close(self) -> None:
@@ -244,7 +272,7 @@ class Fleet:
             instance=instance,
             machine=self.boot(instance),
             started=time.monotonic(),
-            template_user_data=self._template_user_data(instance.tags[FLEET_TAG]),
+            template_user_data=self._template_user_data(instance.tags),
         )
         self.lives[instance_id] = life
         self.aws.capacity.powered.add(instance_id)
@@ -254,13 +282,10 @@ class Fleet:
         self._fleet_event(instance, "launched")
         self._ec2_event(_STATE_CHANGE, instance_id, {"state": "running"})
 
-    def _template_user_data(self, fleet_id: str) -> bytes:
-        ec2 = self.aws.client("ec2")
-        found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
-        config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
-        template = config["LaunchTemplateConfigs"][0]["LaunchTemplateSpecification"]
-        versions = ec2.describe_launch_template_versions(
-            LaunchTemplateId=template["LaunchTemplateId"], Versions=[template["Version"]]
+    def _template_user_data(self, tags: Mapping[str, str]) -> bytes:
+        versions = self.aws.client("ec2").describe_launch_template_versions(
+            LaunchTemplateId=tags[f"{_TEMPLATE_TAG}:id"],
+            Versions=[tags[f"{_TEMPLATE_TAG}:version"]],
         )["LaunchTemplateVersions"]
         return base64.b64decode(versions[0]["LaunchTemplateData"]["UserData"])
 
@@ -283,7 +308,10 @@ class Fleet:
         self._ec2_event(_STATE_CHANGE, life.instance.id, {"state": "terminated"})
 
     def _fleet_event(self, instance: RehearsedInstance, kind: str) -> None:
-        fleet_id, aws = instance.tags[FLEET_TAG], self.aws
+        """Send a Spot fleet's event; Auto Scaling sends its own."""
+        fleet_id, aws = instance.tags.get(FLEET_TAG), self.aws
+        if fleet_id is None:
+            return
         pool = json.dumps({"instanceType": instance.type, "availabilityZone": instance.zone})
         self.bus.publish(
             "aws.ec2spotfleet",

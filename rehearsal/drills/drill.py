@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin
 
 from embedded_aws import Course, Fault
 from rehearsal.demo.actions import Action, check_choice
+from rehearsal.demo.fleet import KINDS
 from rehearsal.machines.quirks import Quirks, Volume
 from sizing import read_spot_counts
 
@@ -116,20 +117,20 @@ class Drill:
         )
 
 
-def known_drills() -> list[Drill]:
+def known_drills(kind: str = "") -> list[Drill]:
     """Return all drills of this folder, by name."""
-    return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_drills(path)]
+    return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_drills(path, kind)]
 
 
-def choose(names: Sequence[str], machine: str = "") -> list[Drill]:
+def choose(names: Sequence[str], machine: str = "", kind: str = "") -> list[Drill]:
     """Return the drills with these names or in these files, by default all.
 
     `machine` is the available kind: a drill that needs another is refused if it was named, and left
-    out otherwise.
+    out otherwise. `kind` is that of the fleet, by default a Spot fleet.
     """
     if not names:
-        return [each for each in known_drills() if each.can_have(machine)]
-    chosen = [found for name in names for found in _named(name)]
+        return [each for each in known_drills(kind) if each.can_have(machine)]
+    chosen = [found for name in names for found in _named(name, kind)]
     for each in chosen:
         if not each.can_have(machine):
             raise ValueError(
@@ -139,10 +140,10 @@ def choose(names: Sequence[str], machine: str = "") -> list[Drill]:
     return chosen
 
 
-def _named(name: str) -> list[Drill]:
+def _named(name: str, kind: str) -> list[Drill]:
     if name.endswith(".toml"):
-        return read_drills(Path(name))
-    known = known_drills()
+        return read_drills(Path(name), kind)
+    known = known_drills(kind)
     found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
     if not found:
         raise ValueError(
@@ -151,11 +152,14 @@ def _named(name: str) -> list[Drill]:
     return found
 
 
-def read_drills(path: Path) -> list[Drill]:
-    """Read a file: one drill, or one for each word of `for_each`, which replaces {each}."""
+def read_drills(path: Path, kind: str = "") -> list[Drill]:
+    """Read a file: one drill, or one for each word of `for_each`, which replaces {each}.
+
+    A table named after the kind of fleet replaces the drill's fields where that kind differs.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
+        document = _parse(text, kind)
         words = document.pop("for_each", None)
         if words is None:
             return [_build(Drill, {**document, "name": path.stem}, path.parent)]
@@ -163,7 +167,7 @@ def read_drills(path: Path) -> list[Drill]:
             raise ValueError(f"for_each is {words!r}; it must be a list of words")
         found = []
         for word in words:
-            document = tomllib.loads(text.replace("{each}", word))
+            document = _parse(text.replace("{each}", word), kind)
             del document["for_each"]
             document["name"] = f"{path.stem} {word}"
             found.append(_build(Drill, document, path.parent))
@@ -172,6 +176,12 @@ def read_drills(path: Path) -> list[Drill]:
         raise ValueError(f"no drill found at {path}") from None
     except (ValueError, re.error) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _parse(text: str, kind: str) -> dict[str, Any]:
+    document = tomllib.loads(text)
+    own = {each: document.pop(each, {}) for each in KINDS}
+    return {**document, **own.get(kind, {})}
 
 
 # The names of tables in messages.

@@ -53,13 +53,10 @@ class DrillRun:
         aws.capacity.follow(self.drill.capacity)
         aws.faults.begin(self.drill.faults)
         self.stacks.deploy(assembly, self.stacks.training)
-        bus = EventBus(
-            aws=aws,
-            code_folder=self.folder / "functions",
-            variables=self.drill.guard,
-            invokes=self.drill.guard_is_invoked,
-        )
+        folder = self.folder / "functions"
+        bus = EventBus(aws=aws, code_folder=folder, variables=self.drill.guard)
         fleet = self.stacks.fleet(bus, self._machine, self._announce)
+        bus.invokes = self.drill.guard_is_invoked or not fleet.is_spot
         self._run = RehearsedRun(
             fleet=fleet,
             files=self.stacks.run_files(),
@@ -116,6 +113,8 @@ class DrillRun:
             assembly = self._assembly(self.run.done)
             self.stacks.deploy(assembly, self.stacks.training, meanwhile=fleet.step)
             fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._announce).id
+            fleet.bus.invokes = fleet.bus.invokes or not fleet.is_spot
+            fleet.ticks = 0
 
     def _assembly(self, number: int) -> Path:
         return self.folder / f"cdk.out-{number}"
@@ -128,6 +127,9 @@ class DrillRun:
                 self.stacks.synthesize(self._assembly(number), context).expect()
 
     def _machine(self, instance: RehearsedInstance) -> BootableMachine:
+        # Groups need the Guard for their first machine, also in a drill without it.
+        done = {each.do for each in self.drill.actions[: self.run.done]}
+        self.run.fleet.bus.invokes = self.drill.guard_is_invoked or "guard" in done
         quirks = self.drill.quirks(len(self.run.fleet.lives) + 1)
         notice_seconds = self.stacks.aws.capacity.notice_seconds
         environment = {**WAITS, **handler_poll(notice_seconds), **quirks.environment}

@@ -4,7 +4,7 @@ EC2 has machines for `at_once` of them, so the others wait, as they would for Sp
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,8 @@ CONTEXT: Mapping[str, str] = {
     # Otherwise a run of seconds would end within its notice.
     "train.notice_policy": "stop",
 }
+# Both kinds of fleet in one account.
+MIXED = "mixed"
 # Every third run loses its first machine, alternately without a notice and with one.
 EVERY, LOSSES = 3, ("kill:dense:20", "notice:dense:20")
 POOL = ("g5.xlarge", "us-east-1a")
@@ -99,6 +101,7 @@ class ManyRuns:
     say: Callable[[str], None]
     count: int
     at_once: int
+    kinds: Sequence[str]  # of fleet, in turn
     runs: list[SideRun] = field(default_factory=list)
     _seen: tuple[int, int] | None = None  # how many are deployed, how many have not ended yet
     _changed: float = 0.0
@@ -187,7 +190,8 @@ class ManyRuns:
         self.runs.append(SideRun(fleet=fleet, files=files, plan=plan, stack=stack))
 
     def _synthesize(self, number: int) -> Child:
-        return self.stacks.synthesize(self._assembly(number), {**CONTEXT, "name": f"r{number}"})
+        own = {"name": f"r{number}", "fleet": self.kinds[number % len(self.kinds)]}
+        return self.stacks.synthesize(self._assembly(number), {**CONTEXT, **own})
 
     def _assembly(self, number: int) -> Path:
         return self.stacks.folder / f"r{number}" / "cdk.out"

@@ -56,6 +56,7 @@ class DrillSeries:
     drills: Sequence[Drill]
     stacks: DeployedStacks
     say: Callable[[str], None]
+    kind: str  # of fleet
     _references: dict[str, Child] = field(default_factory=dict)
 
     def run(self) -> Iterator[DrillOutcome]:
@@ -143,8 +144,8 @@ class DrillSeries:
         return self.stacks.folder / f"uninterrupted-{number}"
 
     def _context(self, index: int) -> dict[str, str]:
-        run_id = {"run_id": f"drill-{index + 1}"}
-        return {**CONTEXT, **run_id, **self.drills[index].parameters}
+        own = {"run_id": f"drill-{index + 1}", "fleet": self.kind}
+        return {**CONTEXT, **own, **self.drills[index].parameters}
 
     def _folder(self, index: int) -> Path:
         folder = self.stacks.folder / self.drills[index].name.replace(" ", "-")

@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 
 from contract.stack_names import image_of
 from sizing import LEAST_FOR_SCORES, PRICE_REGION, catalogue
+from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.doctor.network import in_zones, zones_of_subnets
 from stacks.guard.settings import answer_or_none
@@ -19,11 +20,6 @@ _ON_DEMAND_QUOTA = {
     "L-3819A6DF": "L-DB2E81BA",  # G and VT
     "L-7212CCBC": "L-417A185B",  # P
     "L-C4BD4855": "L-417A185B",
-}
-# Services and why they need their role.
-_SERVICE_ROLES = {
-    "spotfleet.amazonaws.com": "the fleet needs it to start and terminate instances",
-    "spot.amazonaws.com": "Spot instances need it",
 }
 # GetSpotPlacementScores: from 1 (unlikely) to 10; below this, a run waits for its instance.
 _LOW_SCORE = 4
@@ -147,14 +143,15 @@ def _vcpus_in_use(target: DeployTarget, code: str) -> int:
 
 def service_roles_exist(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check for the service-linked roles, which the stack does not create (one per account)."""
-    for service, reason in _SERVICE_ROLES.items():
+    for role in SERVICE_LINKED_ROLES[target.parameters.fleet]:
+        service = role.partition("/")[0]
         prefix = f"/aws-service-role/{service}/"
         roles = target.client("iam").list_roles(PathPrefix=prefix)["Roles"]
         if roles:
             yield ok(what=f"{roles[0]['RoleName']} exists")
         else:
             yield problem(
-                what=f"none for {service}: {reason}",
+                what=f"none for {service}: the fleet needs it to start and terminate instances",
                 fix=f"aws iam create-service-linked-role --aws-service-name {service}",
             )
 
@@ -248,6 +245,9 @@ def _list_images(target: DeployTarget) -> str:
 
 def fleet_may_be_requested(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check by a dry run that no policy of the organization denies creating the fleet."""
+    if target.parameters.fleet == "asg":
+        yield ok(what="not asked: CreateAutoScalingGroup has no dry run; CloudFormation makes it")
+        return
     identity = target.client("sts").get_caller_identity()
     partition, number = identity["Arn"].split(":")[1], identity["Account"]
     image = "ami-0123456789abcdef0"  # a dry run checks only permissions
@@ -268,9 +268,9 @@ def fleet_may_be_requested(target: DeployTarget) -> Iterator[Diagnosis]:
     elif "service control policy" in message:
         yield problem(
             what="a service control policy denies RequestSpotFleet, as Control Tower's control "
-            "CT.EC2.PV.6 does: no credentials of this account can deploy the fleet",
-            fix="have the organization's administrators disable the control for this account's "
-            "unit, or train on SageMaker, which needs no Spot fleet: docs/sagemaker.md",
+            "CT.EC2.PV.6 does: no credentials of this account can deploy one; Auto Scaling groups "
+            "take its place (docs/fleets.md)",
+            fix=f"{target.deploy()} -c fleet=asg",
         )
     elif "identity-based policy" in message:
         # A service control policy's denial would be named first.

@@ -253,7 +253,7 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
     grantees = " ".join(each["GranteePrincipal"] for each in kms.list_grants(KeyId=arn)["Grants"])
     _, partition, _, _, number, _ = arn.split(":", 5)
     is_fine = True
-    for role in SERVICE_LINKED_ROLES:
+    for role in SERVICE_LINKED_ROLES[target.parameters.fleet]:
         if role not in text and role not in grantees:
             is_fine = False
             yield problem(

@@ -117,7 +117,7 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
     # Of each zone the subnet with the most free addresses.
     subnets.sort(key=lambda each: int(each["AvailableIpAddressCount"]))
     best = {each["AvailabilityZone"]: each["SubnetId"] for each in subnets}
-    if len(best) < len(subnets):
+    if p.fleet == "spot" and len(best) < len(subnets):
         what = f"{', '.join(p.subnets)} are in {', '.join(sorted(best))}: a Spot fleet takes only "
         fix = f"{target.deploy()} -c subnets={','.join(best.values())}"
         yield problem(what=f"{what}one subnet of each zone", fix=fix)
@@ -242,7 +242,8 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
         if each.get("PrivateDnsEnabled") and each["ServiceName"].startswith(prefix)
     }
     shut: dict[str, list[str]] = {}  # one group may be that of many endpoints
-    for name in sorted(there.keys() & {*INTERFACES, "s3"}):
+    needed = (*INTERFACES, *(("autoscaling",) if target.parameters.fleet == "asg" else ()))
+    for name in sorted(there.keys() & {*needed, "s3"}):
         groups = ec2.describe_security_groups(GroupIds=there[name])["SecurityGroups"]
         for each in _subnets(target):
             if not any(_admits(group, each["CidrBlock"]) for group in groups):
@@ -251,7 +252,7 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
     for group, names in shut.items():
         what = f"the endpoints of {', '.join(names)} in {vpc} do not admit the subnets to port 443"
         yield problem(what=what, fix=admit + group)
-    missing = [name for name in INTERFACES if name not in there]
+    missing = [name for name in needed if name not in there]
     if not closed or not missing:
         return
     usd = service_prices.INTERFACE_ENDPOINT_USD_PER_HOUR * service_prices.HOURS_PER_MONTH

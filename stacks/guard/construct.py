@@ -79,7 +79,7 @@ class Guard(Construct):
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        role = self._role(run_bucket, run_prefix, fleet_parameter)
+        role = self._role(parameters, run_bucket, run_prefix, fleet_parameter)
         log_group.grant_write(role)
         topic.grant_publish(role)
         every = PERIOD_WITH_DEADLINE if parameters.deadline_hours else GUARD_PERIOD
@@ -127,7 +127,11 @@ class Guard(Construct):
         )
 
     def _role(
-        self, run_bucket: s3.IBucket, run_prefix: str, fleet_parameter: ssm.IStringParameter
+        self,
+        parameters: StackParameters,
+        run_bucket: s3.IBucket,
+        run_prefix: str,
+        fleet_parameter: ssm.IStringParameter,
     ) -> iam.Role:
         """Create the role that reads the run, keeps the Guard's ledger and stops the fleet."""
         role = iam.Role(
@@ -147,8 +151,8 @@ class Guard(Construct):
             allow("ReadOlderLedger", ["s3:GetObjectVersion"], [ledger]),
             allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
-            may_modify_fleet_of(stack),
-            may_cancel_fleet_of(stack),
+            may_modify_fleet_of(stack, parameters),
+            may_cancel_fleet_of(stack, parameters),
         ):
             role.add_to_policy(statement)
         may_use_key_of(run_bucket, role)
@@ -156,12 +160,12 @@ class Guard(Construct):
         end = ["ec2:TerminateInstances"]
         role.add_to_policy(allow("EndOwnInstances", end, [instances], of_stack(stack)))
         # EC2's Describe calls take no resources.
-        see = [DESCRIBE, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"]
+        see = [*DESCRIBE, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"]
         role.add_to_policy(allow("SeeFleetAndInstances", see, ["*"]))
         nag.acknowledge(
             role,
             {
-                **own_fleet_reasons(self),
+                **own_fleet_reasons(self, parameters),
                 nag.any_instance(
                     self
                 ): "Limited by the tag Stack; instances get their ids in the run.",

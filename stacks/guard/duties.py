@@ -28,10 +28,25 @@ def stop(tick: Tick) -> None:
         _report_stop(tick, reason, is_over=True, ways=["mail"])
 
 
+def start(tick: Tick) -> None:
+    """Request the machine of a new fleet that begins empty, unless the run is to stop."""
+    fleet_id, on_demand = tick.fleet_id, tick.settings.on_demand_base
+    if not fleet_id or fleet_id not in tick.capacity or reason_to_stop(tick) is not None:
+        return
+    own = fleet.StackFleet.of(fleet_id)
+    if tick.capacity[fleet_id]:
+        if tick.ledger.waiting:
+            tick.does("launches", own.keep_launching)
+    elif tick.known("new fleet", own.is_new) and tick.does(
+        "first machine", partial(own.set_capacity, 1, on_demand)
+    ):
+        tick.done.append(("start", f"{fleet_id} is new"))
+
+
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
     """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []
-    own = fleet.StackFleet(fleet_id)
+    own = fleet.StackFleet.of(fleet_id)
     for action, call in (("to-zero", own.send_to_zero), ("cancel", own.cancel)):
         refusal = tick.known("fleet to zero", partial(fleet.refusal_of, call))
         if refusal is None:  # a passing error: the next call tries again
@@ -69,9 +84,8 @@ def _report_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str
             lines=[
                 *refused,
                 ADVICE,
-                "It keeps starting machines, and the Guard keeps ending them. End it: aws ec2 "
-                "cancel-spot-fleet-requests --terminate-instances --spot-fleet-request-ids "
-                f"{fleet_id}",
+                "It keeps starting machines, and the Guard keeps ending them. End it: "
+                + fleet.StackFleet.of(fleet_id).end_command,
                 *reason.reports,
                 reason.advice,
             ],
@@ -146,8 +160,8 @@ def _why_end(tick: Tick, instance: StackInstance) -> str | None:
     """Return why to end an instance that has had time to end by itself, else None."""
     fleet_id, notice, now = tick.fleet_of(instance), tick.settings.notice_seconds, tick.now
     since = tick.ledger.at_zero.get(fleet_id, now)
-    # Spot instances get a notice when their fleet's capacity decreases, and as much time again
-    # here. On-demand instances get none and would keep running.
+    # Of a Spot fleet at zero, Spot instances get a notice, and as much time again here; on-demand
+    # ones get none and would keep running.
     if tick.capacity.get(fleet_id) == 0 and now - since > 2 * notice:
         return f"its fleet ({fleet_id or 'gone'}) has been at zero for {now - since:.0f} s"
     since = tick.ledger.unwanted.get(instance.id, now)

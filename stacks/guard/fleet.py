@@ -1,24 +1,38 @@
-"""The stack's Spot fleet and its instances: as EC2 describes them, and the ways to end them."""
+"""The stack's fleet and its instances: as AWS describes them, and the ways to end them.
+
+A fleet is a Spot fleet or a pair of Auto Scaling groups; its id says which.
+"""
 
 import re
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
-# EC2 gives it to every instance that a Spot fleet starts.
-FLEET_TAG = "aws:ec2spot:fleet-request-id"
+# AWS gives one of them to every instance that a fleet starts.
+FLEET_TAGS = ("aws:ec2spot:fleet-request-id", "aws:autoscaling:groupName")
+# How the lifecycle states begin of instances that a group counts.
+PRESENT = ("Pending", "InService")
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
 _WHEN = re.compile(r"\((\d+-\d+-\d+ \d+:\d+:\d+) (?:GMT|UTC)\)")
-# EC2's error codes for conditions that will have passed some minutes later.
-PASSING = frozenset(["FleetNotInModifiableState", "InvalidSpotFleetRequestId.NotFound"])
+# AWS's error codes for conditions that will have passed some minutes later.
+PASSING = frozenset(
+    [
+        "FleetNotInModifiableState",
+        "InvalidSpotFleetRequestId.NotFound",
+        "ResourceContention",
+        "ScalingActivityInProgress",
+    ]
+)
 
 
 class NotCancelledError(RuntimeError):
@@ -52,6 +66,8 @@ class StackInstance:
 
     def terminate(self) -> None:
         """Shut the instance down for good; its trainer saves, as at every shutdown."""
+        if self.is_on_demand and self.fleet_id:
+            StackFleet.of(self.fleet_id).let_go()
         call = quick_client("ec2").terminate_instances
         answer_or_none(call, "InvalidInstanceID.NotFound", InstanceIds=[self.id])
 
@@ -72,7 +88,9 @@ def _instance(described: dict[str, Any]) -> StackInstance:
     return StackInstance(
         id=described["InstanceId"],
         run_id=tags.get("RunId", ""),
-        fleet_id=tags.get(FLEET_TAG, ""),
+        fleet_id=next((tags[each] for each in FLEET_TAGS if each in tags), "").removesuffix(
+            ON_DEMAND_GROUP
+        ),
         size=described["InstanceType"],
         market=SPOT if described.get("InstanceLifecycle") == "spot" else ON_DEMAND,
         launched=described["LaunchTime"].timestamp(),
@@ -108,16 +126,69 @@ def own_fleet_id(settings: GuardSettings) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StackFleet:
-    """A Spot fleet by its id: how much it is to keep, and the two ways to stop it."""
+class StackFleet(ABC):
+    """A fleet by its id: how much it is to keep, and the two ways to stop it."""
 
     id: str
 
+    @staticmethod
+    def of(fleet_id: str) -> "StackFleet":
+        """Return the fleet of this id, as the stack's parameter has it."""
+        return SpotFleet(fleet_id) if fleet_id.startswith("sfr-") else ScalingGroups(fleet_id)
+
+    @property
+    @abstractmethod
+    def end_command(self) -> str:
+        """The command with which a person ends it and its instances."""
+
+    @abstractmethod
     def read_capacity(self) -> tuple[int, int]:
         """Return how many instances the fleet is to keep, and how many of them on demand.
 
         A fleet that is cancelled or gone keeps none.
         """
+
+    @abstractmethod
+    def set_capacity(self, capacity: int, on_demand: int) -> None:
+        """Request `capacity` instances, `on_demand` of them on demand.
+
+        Above zero, it leaves an on-demand instance alone that is no longer requested.
+        """
+
+    @abstractmethod
+    def send_to_zero(self) -> None:
+        """Set the fleet's capacity to zero, on Spot and on demand."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
+
+    @abstractmethod
+    def is_new(self) -> bool:
+        """Whether nobody has requested a machine since it was created or updated by a deploy."""
+
+    @abstractmethod
+    def keep_launching(self) -> None:
+        """Make it go on trying for a machine, after hours without capacity."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Keep no on-demand instance that is not requested: the caller terminates it."""
+
+
+class SpotFleet(StackFleet):
+    """A Spot fleet of type maintain. Spot instances that it no longer wants get a notice."""
+
+    __slots__ = ()
+
+    @property
+    def end_command(self) -> str:
+        return (
+            "aws ec2 cancel-spot-fleet-requests --terminate-instances --spot-fleet-request-ids "
+            f"{self.id}"
+        )
+
+    def read_capacity(self) -> tuple[int, int]:
         call = quick_client("ec2").describe_spot_fleet_requests
         gone = "InvalidSpotFleetRequestId.NotFound"
         found = answer_or_none(call, gone, SpotFleetRequestIds=[self.id]) or {}
@@ -128,26 +199,128 @@ class StackFleet:
         return 0, 0
 
     def set_capacity(self, capacity: int, on_demand: int) -> None:
-        """Request `capacity` instances, `on_demand` of them on demand."""
         quick_client("ec2").modify_spot_fleet_request(
             SpotFleetRequestId=self.id, TargetCapacity=capacity, OnDemandTargetCapacity=on_demand
         )
 
     def send_to_zero(self) -> None:
-        """Set the fleet's capacity to zero, on Spot and on demand."""
         self.set_capacity(0, 0)
 
     def cancel(self) -> None:
-        """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
         answer = quick_client("ec2").cancel_spot_fleet_requests(
             SpotFleetRequestIds=[self.id], TerminateInstances=True
         )
         for each in answer.get("UnsuccessfulFleetRequests", []):
             raise NotCancelledError(f"({each['Error']['Code']}) {each['Error']['Message']}")
 
+    def is_new(self) -> bool:
+        return False  # it requests its machine from the start
+
+    def keep_launching(self) -> None:
+        return  # it does
+
+    def let_go(self) -> None:
+        return  # a fleet replaces what it requests, and nothing else
+
+
+class ScalingGroups(StackFleet):
+    """Two Auto Scaling groups, each of at most one machine: one on Spot, one on demand.
+
+    They begin empty. A group ends what it no longer wants at once and without a notice. MinSize is
+    how much of the desired capacity is no longer requested, but stays until it is ended.
+    """
+
+    __slots__ = ()
+
+    @property
+    def groups(self) -> tuple[str, str]:
+        """The names of the group on Spot and of that on demand."""
+        return self.id, self.id + ON_DEMAND_GROUP
+
+    @property
+    def end_command(self) -> str:
+        delete = "aws autoscaling delete-auto-scaling-group --force-delete"
+        return "; ".join(f"{delete} --auto-scaling-group-name {each}" for each in self.groups)
+
+    def read_capacity(self) -> tuple[int, int]:
+        spot, on_demand = (
+            each["DesiredCapacity"] - each["MinSize"] if each else 0 for each in self._described()
+        )
+        return spot + on_demand, on_demand
+
+    def set_capacity(self, capacity: int, on_demand: int) -> None:
+        on_spot, other = self.groups
+        _, described = self._described()
+        there = [
+            each
+            for each in (described or {}).get("Instances", ())
+            if each["LifecycleState"].startswith(PRESENT)
+        ]
+        stays = int(bool(there) and not on_demand)
+        _resize(other, at_least=stays, desired=on_demand + stays)
+        _resize(on_spot, desired=capacity - on_demand)
+
+    def send_to_zero(self) -> None:
+        for each in self.groups:
+            _resize(each, desired=0, at_most=0)
+
+    def cancel(self) -> None:
+        call = quick_client("autoscaling").delete_auto_scaling_group
+        for each in self.groups:
+            _unless_gone(call, AutoScalingGroupName=each, ForceDelete=True)
+
+    def is_new(self) -> bool:
+        on_spot, _ = self._described()
+        return on_spot is not None and on_spot["MaxSize"] == NEW_GROUP
+
+    def keep_launching(self) -> None:
+        # AWS suspends the launches of a group that had none for a day; what a person suspended
+        # stays so.
+        for group in filter(None, self._described()):
+            for process in group["SuspendedProcesses"]:
+                if not process.get("SuspensionReason", "").startswith("User suspended"):
+                    quick_client("autoscaling").resume_processes(
+                        AutoScalingGroupName=group["AutoScalingGroupName"],
+                        ScalingProcesses=[process["ProcessName"]],
+                    )
+
+    def let_go(self) -> None:
+        _, other = self._described()
+        if other and other["MinSize"]:
+            wanted = other["DesiredCapacity"] - other["MinSize"]
+            _resize(other["AutoScalingGroupName"], desired=wanted)
+
+    def _described(self) -> Iterator[dict[str, Any] | None]:
+        """Yield each group as AWS describes it; None if it is gone or being deleted."""
+        found = quick_client("autoscaling").describe_auto_scaling_groups(
+            AutoScalingGroupNames=list(self.groups)
+        )
+        kept = {
+            each["AutoScalingGroupName"]: each
+            for each in found["AutoScalingGroups"]
+            if not each.get("Status")  # set only while it is deleted
+        }
+        return (kept.get(each) for each in self.groups)
+
+
+def _resize(group: str, *, desired: int, at_least: int = 0, at_most: int = 1) -> None:
+    call = quick_client("autoscaling").update_auto_scaling_group
+    sizes = {"MinSize": at_least, "MaxSize": at_most, "DesiredCapacity": desired}
+    _unless_gone(call, AutoScalingGroupName=group, **sizes)
+
+
+def _unless_gone(call: Callable[..., Any], **request: Any) -> None:
+    """Make a call about a group; one that does not exist needs none."""
+    try:
+        call(**request)
+    except ClientError as error:
+        # Auto Scaling has no code of its own for it: "AutoScalingGroup name not found - ...".
+        if "name not found" not in error.response["Error"]["Message"]:
+            raise
+
 
 def refusal_of(call: Callable[[], None]) -> str:
-    """Make a call; return EC2's refusal, empty without one. Errors that may pass are raised."""
+    """Make a call; return AWS's refusal, empty without one. Errors that may pass are raised."""
     try:
         call()
     except NotCancelledError as error:

@@ -18,7 +18,7 @@ from stacks.guard.settings import GuardSettings
 from stacks.guard.tick import Tick
 
 # In this order; each is tried, whatever happened to those before it.
-DUTIES = (duties.stop, choose_market, duties.end_instances, Tick.send_notes)
+DUTIES = (duties.stop, duties.start, choose_market, duties.end_instances, Tick.send_notes)
 # How often each execution environment of Lambda may ask EC2 for the stack's instances because of
 # unknown ones, of which an account may have thousands an hour, and how many times at once.
 ASK_SECONDS, ASK_AT_ONCE = 600.0, 2.0
@@ -29,7 +29,7 @@ class GuardError(RuntimeError):
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, str]:
-    """Handle one event; return what was done (none, to-zero, terminate) and why."""
+    """Handle one event; return what was done (none, start, to-zero, terminate) and why."""
     settings = GuardSettings.from_environment(os.environ)
     done = respond(settings, event, datetime.now(UTC).timestamp())
     print(json.dumps({"event": event.get("detail-type"), "of": event.get("detail"), **done}))

@@ -207,7 +207,7 @@ def _ask_for(tick: Tick, fleet_id: str, capacity: int, on_demand: int, why: str)
     """Request this capacity unless it is already set; return whether it is set now."""
     if (tick.capacity[fleet_id], tick.on_demand[fleet_id]) == (capacity, on_demand):
         return True
-    call = partial(StackFleet(fleet_id).set_capacity, capacity, on_demand)
+    call = partial(StackFleet.of(fleet_id).set_capacity, capacity, on_demand)
     if not tick.does("on-demand capacity", call):
         return False
     tick.done.append((NAME, why))

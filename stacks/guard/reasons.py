@@ -10,8 +10,8 @@ from stacks.guard.tick import DONE_STATES, Tick
 MAX_REPORT_CHARACTERS = 500
 # What EC2 says if it may not use a volume's key (stacks/data_key.py).
 EBS_KEY = (
-    "Client.InternalError: EC2's two Spot roles may not use the key of the volumes, perhaps the "
-    "account's default EBS key; docs/security.md lists what it must grant."
+    "Client.InternalError: the fleet's service-linked roles may not use the key of the volumes, "
+    "perhaps the account's default EBS key; docs/security.md lists what it must grant."
 )
 
 

@@ -147,7 +147,7 @@ class Tick:
 
     def _look_at_fleet(self, fleet_id: str) -> None:
         if fleet_id:
-            found = self.known("fleet", fleet.StackFleet(fleet_id).read_capacity)
+            found = self.known("fleet", fleet.StackFleet.of(fleet_id).read_capacity)
             if found is not None:
                 self.capacity[fleet_id], self.on_demand[fleet_id] = found
         elif self.fleet_id == "":
@@ -163,6 +163,14 @@ class Tick:
 
         def observe(ledger: Ledger) -> None:
             if self.instances is not None:
+                # One that ends with its fleet at zero is not at fault: a group says no more of it.
+                ledger.take_back(
+                    each.id
+                    for each in own
+                    if self.capacity.get(self.fleet_of(each)) == 0
+                    and each.id in ledger.attempts
+                    and ledger.attempts[each.id].is_live
+                )
                 ledger.observe(self.settings, own, self.now, prices)
                 ledger.note_progress(done, self.now)
                 ledger.unwanted = {

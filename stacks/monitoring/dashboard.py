@@ -61,8 +61,8 @@ class TrainingDashboard(Construct):
             [
                 _graph(
                     "Fleet: instances",
-                    metrics.fleet("TargetCapacity"),
-                    metrics.fleet("FulfilledCapacity"),
+                    metrics.fleet(metrics.kind.wanted),
+                    metrics.fleet(metrics.kind.running),
                 ),
                 _graph("Guard", metrics.guard("Invocations"), metrics.guard("Errors")),
             ],

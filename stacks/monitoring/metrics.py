@@ -4,12 +4,13 @@ Published by userdata/cloudwatch-agent.json, userdata/send_metrics.py, EC2, Lamb
 A test compares the names here with those files.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 
-from stacks.fleet import METRIC_DIMENSION, METRIC_NAMESPACE
+from stacks.fleet import FleetKind
 
 PERIOD = Duration.minutes(5)
 # How often the Guard's clock calls it.
@@ -27,7 +28,8 @@ class RunMetrics:
     """Builds the metrics of one stack; the default period is five minutes."""
 
     stack_name: str
-    fleet_id: str
+    kind: FleetKind
+    fleet_members: Sequence[str]
     guard_name: str
     clock_name: str
 
@@ -48,10 +50,20 @@ class RunMetrics:
         namespace = metrics_namespace(self.stack_name)
         return self._metric(namespace, f"diskio_ebs_{name}_{EXCEEDED}", "Sum", PERIOD)
 
-    def fleet(self, name: str) -> cloudwatch.Metric:
-        """Return a metric that EC2 publishes for the Spot fleet."""
-        dimension = {METRIC_DIMENSION: self.fleet_id}
-        return self._metric(METRIC_NAMESPACE, name, "Average", PERIOD, **dimension)
+    def fleet(self, name: str) -> cloudwatch.IMetric:
+        """Return a metric that AWS publishes for the fleet: the sum over its members."""
+        dimension, namespace = self.kind.dimension, self.kind.namespace
+        each: dict[str, cloudwatch.IMetric] = {
+            f"member{number}{name}": self._metric(
+                namespace, name, "Average", PERIOD, **{dimension: member}
+            )
+            for number, member in enumerate(self.fleet_members)
+        }
+        if len(each) == 1:
+            return next(iter(each.values()))
+        return cloudwatch.MathExpression(
+            expression=" + ".join(each), label=name, period=PERIOD, using_metrics=each
+        )
 
     def guard(self, name: str) -> cloudwatch.Metric:
         """Return a metric that Lambda publishes for the Guard."""
@@ -102,8 +114,8 @@ class RunMetrics:
         return _math(
             "target - fulfilled",
             "instances missing",
-            target=self.fleet("TargetCapacity"),
-            fulfilled=self.fleet("FulfilledCapacity"),
+            target=self.fleet(self.kind.wanted),
+            fulfilled=self.fleet(self.kind.running),
         )
 
     @property

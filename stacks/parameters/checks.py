@@ -29,6 +29,8 @@ GP3_MAX_IOPS_PER_GIB = most("volume-iops-per-gib")
 EBS_INITIALIZATION_MIB_PER_SECOND = range(least("snapshot-rate"), most("snapshot-rate") + 1)
 # The volumes are made for Ubuntu, whose root device this is; Amazon Linux has /dev/xvda.
 ROOT_DEVICE_NAME = "/dev/sda1"
+# The kinds of fleet (stacks/fleet.py).
+FLEETS = ("spot", "asg")
 # The first release whose own Python runs the boot programs: 22.04 has 3.10.
 MIN_UBUNTU = 24.04
 # Boot, package check and the start of the sync, until that reports progress to the Guard.
@@ -274,7 +276,8 @@ def _check_speed(p: ParameterFields) -> None:
 
 
 def check_fleet(p: ParameterFields) -> None:
-    """Refuse capacities other than those of a fleet of one machine."""
+    """Refuse an unknown kind of fleet, and capacities other than those of one machine."""
+    refuse_unless(p.fleet in FLEETS, f"fleet is {p.fleet!r}; use {' or '.join(FLEETS)}")
     refuse_unless(
         p.target_capacity in (0, 1),
         f"target_capacity is {p.target_capacity}; use 1, or 0 for a fleet without an instance",

@@ -107,6 +107,29 @@ def test_moto_finds_nothing_wrong_with_an_unknown_fleet(aws: EmbeddedAws, withou
     assert found["SpotFleetRequestConfigs"] == []
 
 
+def test_moto_sends_no_event_of_a_parameter_and_starts_no_spot_machine_in_a_group(
+    aws: EmbeddedAws, fleets: Fleets, without: Without
+) -> None:
+    ssm, given = aws.client("ssm"), {"Name": "/S/fleet-id", "Type": "String", "Overwrite": True}
+    ssm.put_parameter(**given, Value="one")
+    ssm.put_parameter(**given, Value="two")
+    assert [detail["operation"] for _, _, detail, _ in aws.capacity.events] == ["Create", "Update"]
+    without("put_parameter", *(patch.name for patch in PATCHES if "auto_scaling" in patch.name))
+    ssm.put_parameter(**given, Value="three")
+    launch = {"LaunchTemplateSpecification": {"LaunchTemplateId": fleets.template}}
+    aws.client("autoscaling").create_auto_scaling_group(
+        AutoScalingGroupName="g", MinSize=1, MaxSize=1, VPCZoneIdentifier=fleets.subnets[0],
+        MixedInstancesPolicy={
+            "LaunchTemplate": launch | {"Overrides": [{"InstanceType": "g5.xlarge"}]},
+            "InstancesDistribution": {"OnDemandPercentageAboveBaseCapacity": 0},
+        },
+    )  # fmt: skip
+    tag = {"Name": "tag:aws:autoscaling:groupName", "Values": ["g"]}
+    (found,) = fleets.ec2.describe_instances(Filters=[tag])["Reservations"]
+    assert "InstanceLifecycle" not in found["Instances"][0]
+    assert len(aws.capacity.events) == 2
+
+
 def test_moto_takes_an_unmet_condition_for_a_denial(aws: EmbeddedAws, without: Without) -> None:
     s3 = aws.client("s3")
     s3.create_bucket(Bucket="denied")

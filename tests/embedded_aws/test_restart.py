@@ -1,7 +1,8 @@
 """Starting again: nothing of the last time is left."""
 
-from embedded_aws import EmbeddedAws, spot_fleet
+from embedded_aws import EmbeddedAws
 from embedded_aws.capacity import Capacity
+from embedded_aws.fleet import CAPACITY
 
 
 def test_each_start_is_an_empty_account() -> None:
@@ -23,7 +24,7 @@ def test_a_stopped_account_leaves_no_capacity_behind() -> None:
     """The fleets of tests on moto alone would get its notices."""
     with EmbeddedAws() as aws:
         aws.capacity.notice_seconds = 20.0
-    assert spot_fleet.CAPACITY[0].notice_seconds == Capacity().notice_seconds
+    assert CAPACITY[0].notice_seconds == Capacity().notice_seconds
 
 
 def test_spot_prices_are_the_caller_s_for_the_sizes_that_it_knows() -> None:

@@ -22,7 +22,7 @@ from operate.command import main
 from operate.logs import RunLog, as_line
 from operate.runs import OperatedRun
 from operate.status import Sight
-from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, StackInstance
+from stacks.guard.fleet import ON_DEMAND, SPOT, SpotFleet, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import quick_client
 from training.cli.main import main as training
@@ -342,8 +342,8 @@ def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
     sight = Sight(run=run, now=0.0, head=None, ledger=Ledger(), live=machines, capacity=1)
     monkeypatch.setattr(control, "look", lambda run: sight)
     monkeypatch.setattr(StackInstance, "terminate", lambda one: calls.append((one.id,)))
-    monkeypatch.setattr(StackFleet, "set_capacity", lambda fleet, *words: calls.append(words))
-    monkeypatch.setattr(StackFleet, "read_capacity", lambda fleet: (0, 0))
+    monkeypatch.setattr(SpotFleet, "set_capacity", lambda fleet, *words: calls.append(words))
+    monkeypatch.setattr(SpotFleet, "read_capacity", lambda fleet: (0, 0))
     control.stop(run, "")
     control.resume(run, "")
     assert calls == [(0, 0), ("i-on-demand",), (1, 1)]

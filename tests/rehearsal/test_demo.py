@@ -19,17 +19,19 @@ SMALL = [
 
 
 @pytest.mark.parametrize(
-    "machine",
+    ("machine", "kind"),
     [
-        pytest.param(PROCESS, marks=pytest.mark.rootless),
-        pytest.param(NSPAWN, marks=pytest.mark.machine),
+        pytest.param(PROCESS, "spot", marks=pytest.mark.rootless),
+        pytest.param(PROCESS, "asg", marks=pytest.mark.slow),
+        pytest.param(NSPAWN, "spot", marks=pytest.mark.machine),
     ],
 )
 def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str, kind: str
 ) -> None:
     plan = ("--interrupt", "kill:head:5", "--interrupt", "notice:head:12")
-    process = rehearse("demo", "--machine", machine, "--out", str(tmp_path), *SMALL, *plan)
+    kinds = ("--machine", machine, "--fleet", kind)
+    process = rehearse("demo", *kinds, "--out", str(tmp_path), *SMALL, *plan)
     _, said = process.communicate(timeout=850)
     assert process.returncode == 0, said[-3000:]
     receipt = json.loads((tmp_path / "receipt.json").read_text())

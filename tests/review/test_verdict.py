@@ -318,6 +318,35 @@ def test_shares_end_the_jobs_of_the_queue_that_they_replace(make_side: MakeSide)
     assert effect.startswith("**The queue Queue is removed, and Batch ends its jobs**")
 
 
+def test_another_kind_of_fleet_ends_the_old_ones_machine_and_costs_the_same(
+    review_of: Reviewer,
+) -> None:
+    review = review_of(fleet="asg")
+    assert sum("**The kind of fleet changes**" in each for each in review.run_effects) == 1
+    assert not any("can resume later" in each for each in review.run_effects)
+    assert review.of("loss") == []
+    for name in ("sizes the fleet may launch", "public IPv4", "on-demand base"):
+        before, after = cost(review, name)
+        assert before == after != "-"
+
+
+@pytest.mark.parametrize(
+    ("context", "said", "unsaid"),
+    [
+        ({"run_id": "run-2"}, "**A new run starts, and the deploy ends run-1**", "is removed"),
+        ({"target_capacity": 0}, "**The fleet goes to zero**", "Spot notice and saves"),
+        # Its launch template's version is an update in place, whatever a Spot fleet does.
+        ({"size": "g5.xlarge"}, "the Guard requests a machine again", "may be replaced"),
+    ],
+)
+def test_of_two_groups_one_speaks_for_the_fleet(
+    make_side: MakeSide, context: dict[str, Any], said: str, unsaid: str
+) -> None:
+    effects = judge(make_side(fleet="asg"), make_side(fleet="asg", **context), []).run_effects
+    assert sum(said in each for each in effects) == 1, effects
+    assert not any(unsaid in each for each in effects), effects
+
+
 def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer) -> None:
     review = review_of(zones="us-east-1c,us-east-1d")
     assert "AWS::EC2::Subnet" in [each.type for each in review.destructive]

@@ -83,6 +83,13 @@ def test_cfn_lint_finds_nothing_with_every_option_on(synthesize: Synthesize) -> 
     _lint(synthesize(**OPTIONS[-1]))
 
 
+def test_groups_are_as_secure_with_every_option_on(synthesize: Synthesize) -> None:
+    templates = synthesize(fleet="asg", **OPTIONS[-1])
+    _check_instances(templates, has_key=True)
+    _check_network_and_types(templates)
+    _lint(templates)
+
+
 @pytest.mark.slow
 def test_cfn_lint_finds_nothing_in_any_combination(synthesize: Synthesize) -> None:
     for size, options in _combinations():

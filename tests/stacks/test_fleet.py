@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from stacks.parameters import StackParameters
 from tests.stack_names import TRAINING
 from tests.stacks.templates import every, only
@@ -23,7 +24,9 @@ def request_config(templates: dict[str, Any]) -> Any:
 
 
 def test_what_knows_the_kind_of_fleet_is_one_file_of_the_templates_and_one_of_the_guard() -> None:
-    words = re.compile(r"spot[-_]?fleet|EC2Spot|FleetRequestId", re.IGNORECASE)
+    words = re.compile(
+        r"spot[-_]?fleet|EC2Spot|FleetRequestId|auto_?scaling|\"asg\"", re.IGNORECASE
+    )
     folder = Path(__file__).parents[2] / "stacks"
     knowing = {
         path.relative_to(folder).as_posix()
@@ -33,9 +36,11 @@ def test_what_knows_the_kind_of_fleet_is_one_file_of_the_templates_and_one_of_th
     assert knowing == {
         "fleet.py",
         "guard/fleet.py",
-        # Commands that people type; what an account has to allow.
-        "guard/duties.py",
+        # What a deploy names, and an account has to allow.
+        "parameters/fields.py",
+        "parameters/checks.py",
         "doctor/capacity.py",
+        "doctor/network.py",
         "data_key.py",
     }
 
@@ -123,6 +128,69 @@ def test_the_fleets_id_is_published_after_the_fleet(templates: dict[str, Any]) -
     parameters = every(templates["TrainingStack"], "AWS::SSM::Parameter")
     (parameter,) = [each for each in parameters if each["Name"] == f"/{TRAINING}/fleet-id"]
     assert parameter["Value"]["Ref"].startswith("Fleet")
+
+
+GROUP = "AWS::AutoScaling::AutoScalingGroup"
+
+
+@pytest.fixture(scope="module")
+def groups(synthesize: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The group on Spot and the one on demand."""
+    spot, other = every(synthesize(fleet="asg")["TrainingStack"], GROUP)
+    if spot["AutoScalingGroupName"].endswith(ON_DEMAND_GROUP):
+        spot, other = other, spot
+    return spot, other
+
+
+def test_a_group_of_each_market_has_the_same_pools_and_at_most_one_machine(
+    groups: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    names = [each["AutoScalingGroupName"] for each in groups]
+    assert names == [f"{TRAINING}-run-1", f"{TRAINING}-run-1{ON_DEMAND_GROUP}"]
+    percent = "OnDemandPercentageAboveBaseCapacity"
+    for group, share in zip(groups, (0, 100), strict=True):
+        policy = group["MixedInstancesPolicy"]
+        launch, distribution = policy["LaunchTemplate"], policy["InstancesDistribution"]
+        sizes = [each["InstanceType"] for each in launch["Overrides"]]
+        assert sizes == ["g5.2xlarge", "g5.4xlarge"]
+        version = launch["LaunchTemplateSpecification"]["Version"]
+        assert version["Fn::GetAtt"][1] == "LatestVersionNumber"
+        assert (distribution["OnDemandBaseCapacity"], distribution[percent]) == (0, share)
+        assert distribution["SpotAllocationStrategy"] == "price-capacity-optimized"
+        assert len(group["VPCZoneIdentifier"]) == 2
+        tags = {each["Key"]: (each["Value"], each["PropagateAtLaunch"]) for each in group["Tags"]}
+        assert tags == {"Stack": (TRAINING, True), "RunId": ("run-1", True)}
+
+
+def test_no_group_ends_a_healthy_machine_or_waits_in_a_deploy(
+    groups: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    for group, most in zip(groups, (str(NEW_GROUP), "1"), strict=True):
+        assert (group["MinSize"], group["MaxSize"], group["HealthCheckType"]) == ("0", most, "EC2")
+        assert group["CapacityRebalance"] is False
+        assert not {
+            "DesiredCapacity", "MaxInstanceLifetime", "InstanceMaintenancePolicy",
+            "LifecycleHookSpecificationList", "NewInstancesProtectedFromScaleIn",
+        } & set(group)  # fmt: skip
+
+
+def test_groups_need_no_role_and_an_event_starts_them(synthesize: Callable[..., Any]) -> None:
+    resources = synthesize(fleet="asg")["TrainingStack"]["Resources"]
+    assert not [name for name in resources if name.startswith("FleetRole")]
+    (published,) = [
+        each
+        for each in resources.values()
+        if each["Type"] == "AWS::SSM::Parameter" and each["Properties"]["Name"].endswith("fleet-id")
+    ]
+    (rule,) = [name for name in published["DependsOn"] if resources[name]["Type"].endswith("Rule")
+               and "Published" in name]  # fmt: skip
+    pattern = resources[rule]["Properties"]["EventPattern"]
+    assert pattern["detail"]["name"] == [published["Properties"]["Name"]]
+    awaited = [resources[name]["Type"] for name in published["DependsOn"]]
+    assert awaited.count(GROUP) == 2
+    for each in resources.values():
+        if each["Type"] == GROUP:
+            assert "UpdatePolicy" not in each
 
 
 def test_zones_and_sizes_follow_the_context(synthesize: Callable[..., Any]) -> None:

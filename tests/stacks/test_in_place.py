@@ -65,10 +65,33 @@ def test_a_change_of_size_touches_template_fleet_and_limits_only(synthesize: Syn
     }
 
 
-def test_a_new_run_replaces_the_fleet_and_nothing_else(synthesize: Synthesize) -> None:
-    pairs = _pairs(synthesize(), synthesize(run_id="exp7"))
-    replaced = {type_name for _, type_name, old, new in pairs if replaces(type_name, old, new)}
-    assert replaced == {"AWS::EC2::SpotFleet"}
+@pytest.mark.parametrize(
+    ("kind", "type_name"),
+    [("spot", "AWS::EC2::SpotFleet"), ("asg", "AWS::AutoScaling::AutoScalingGroup")],
+)
+def test_a_new_run_replaces_the_fleet_and_nothing_else(
+    synthesize: Synthesize, kind: str, type_name: str
+) -> None:
+    pairs = _pairs(synthesize(fleet=kind), synthesize(fleet=kind, run_id="exp7"))
+    assert {name for _, name, old, new in pairs if replaces(name, old, new)} == {type_name}
+
+
+@pytest.mark.parametrize("change", ["size", "pools", "base", "zero"])
+def test_groups_change_in_place(change: str, synthesize: Synthesize) -> None:
+    pairs = _pairs(synthesize(fleet="asg"), synthesize(fleet="asg", **CHANGES[change]))
+    for name, type_name, old, new in pairs:
+        assert not replaces(type_name, old, new), f"{name} would be replaced"
+
+
+def test_another_kind_of_fleet_comes_beside_the_old_one(synthesize: Synthesize) -> None:
+    before, after = (
+        synthesize(fleet=each)["TrainingStack"]["Resources"] for each in ("spot", "asg")
+    )
+    # No logical id changes its type, and what the old machine needs stays as long as its group.
+    for name in before.keys() & after.keys():
+        assert before[name]["Type"] == after[name]["Type"], name
+    gone = {before[each]["Type"] for each in before.keys() - after.keys()}
+    assert gone == {"AWS::EC2::SpotFleet", "AWS::IAM::Role"}
 
 
 def test_a_new_run_takes_the_old_machine_nothing_before_it_has_ended(

@@ -142,6 +142,7 @@ def test_spots_own_roles_may_use_the_key_and_nobody_else(all_on: dict[str, Any])
         assert [role.rpartition("/")[2] for role in roles] == [
             "AWSServiceRoleForEC2SpotFleet",
             "AWSServiceRoleForEC2Spot",
+            "AWSServiceRoleForAutoScaling",
         ]
     grant = by_sid["SpotAttachesVolumes"]
     assert grant["Action"] == "kms:CreateGrant"
@@ -208,21 +209,50 @@ def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) 
     assert holders == ["InstanceRole"]
 
 
+# Of each kind of fleet: the calls that change and end it, and what limits an instance to zero.
+FLEET_CALLS = {
+    "spot": (
+        "ec2:ModifySpotFleetRequest",
+        "ec2:CancelSpotFleetRequests",
+        {
+            "StringEqualsIfExists": {
+                "ec2:Attribute/TargetCapacity": "0",
+                "ec2:Attribute/OnDemandTargetCapacity": "0",
+            }
+        },
+    ),
+    "asg": (
+        "autoscaling:UpdateAutoScalingGroup",
+        "autoscaling:DeleteAutoScalingGroup",
+        {"NumericEquals": {"autoscaling:MaxSize": "0"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FLEET_CALLS)
 def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
-    resources: dict[str, Any],
+    synthesize: Callable[..., Any], kind: str
 ) -> None:
+    resources = synthesize(fleet=kind)["TrainingStack"]["Resources"]
     stack, run = {"aws:ResourceTag/Stack": TRAINING}, {"aws:ResourceTag/RunId": "run-1"}
-    zero = {"ec2:Attribute/TargetCapacity": "0", "ec2:Attribute/OnDemandTargetCapacity": "0"}
-    assert _conditions(resources, "ec2:ModifySpotFleetRequest") == {
+    modify, cancel, zero = FLEET_CALLS[kind]
+    assert _conditions(resources, modify) == {
         "GuardRole": {"StringEquals": stack},
-        "InstanceRole": {"StringEquals": {**stack, **run}, "StringEqualsIfExists": zero},
+        "InstanceRole": {"StringEquals": {**stack, **run}, **zero},
     }
+    if kind == "asg":  # AWS suspends the launches of a group that had none for a day
+        assert list(_conditions(resources, "autoscaling:ResumeProcesses")) == ["GuardRole"]
+    assert _conditions(resources, cancel) == {"GuardRole": {"StringEquals": stack}}
+    for other in {*FLEET_CALLS} - {kind}:
+        for call in FLEET_CALLS[other][:2]:
+            assert not _conditions(resources, call)
 
 
 # Every call that the Guard makes, by the permission that AWS asks for it.
 GUARD_READS = (
     "s3:GetObject s3:GetObjectVersion s3:ListBucket s3:ListBucketVersions ssm:GetParameter "
-    "ec2:DescribeSpotFleetRequests ec2:DescribeInstances ec2:DescribeSpotPriceHistory"
+    "ec2:DescribeSpotFleetRequests autoscaling:DescribeAutoScalingGroups "
+    "ec2:DescribeInstances ec2:DescribeSpotPriceHistory"
 )
 GUARD_WRITES = "s3:PutObject sns:Publish logs:CreateLogStream logs:PutLogEvents"
 # The stop, and what is left where it is refused: a deny or a mistake in one leaves the others.
@@ -238,7 +268,6 @@ def test_the_guard_may_do_what_it_does_and_nothing_else(resources: dict[str, Any
     assert [(_listed(s["Action"]), s["Condition"]) for s in stops] == [
         ([action], own) for action in GUARD_STOPS.split()
     ]
-    assert list(_conditions(resources, "ec2:CancelSpotFleetRequests")) == ["GuardRole"]
 
 
 def test_no_instance_may_write_what_the_guard_counts(resources: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ case "$*" in
 s3\ cp*head.json*) [[ $HEAD ]] || { echo "(404)" >&2; exit 1; }; echo "$HEAD" >"${@: -1}" ;;
 s3\ mv*) cp "${@: -2:1}"/*.json "$MACHINE_ROOT/sent" ;;
 s3\ cp*machine-failed*) cp "$MACHINE_ROOT"/others/* "${@: -1}" ;;
-ssm*) echo sfr-1 ;;
-ec2\ modify*) [[ ! -e $MACHINE_ROOT/refusal ]] || { cat "$MACHINE_ROOT/refusal" >&2; exit 1; } ;;
+ssm*) cat "$MACHINE_ROOT/fleet" 2>/dev/null || echo sfr-1 ;;
+ec2\ modify*|autoscaling*)
+    [[ ! -e $MACHINE_ROOT/refusal ]] || { cat "$MACHINE_ROOT/refusal" >&2; exit 1; } ;;
 esac
 """
 SYSTEMCTL = r"""#!/bin/bash
@@ -86,7 +87,9 @@ def fail(root: Path) -> Fail:
             check=True,
         )
         calls = (root / "calls").read_text().splitlines()
-        known = ("ec2 terminate", "ec2 modify-spot-fleet", "-m training fail")
+        group = "autoscaling update-auto-scaling-group --auto-scaling-group-name S-r1"
+        groups = [f"{group}{each} --min-size 0 --max-size 0" for each in ("", ".on-demand")]
+        known = ("ec2 terminate", "ec2 modify-spot-fleet", "-m training fail", *groups)
         made = [next((name for name in known if call.startswith(name)), "") for call in calls]
         sent = sorted((root / "sent").iterdir())
         return list(filter(None, made)), [json.loads(path.read_text()) for path in sent]
@@ -211,4 +214,15 @@ def test_a_cancelled_fleet_is_at_zero_already(fail: Fail, root: Path) -> None:
     (root / "refusal").write_text("The spot fleet request 'sfr-1' is in state cancelled_running")
     made, events = fail(status=1, head='{"state": "finished"}')
     assert made == ["ec2 modify-spot-fleet"]
+    assert [event["status"] for event in events] == ["info"]
+
+
+@pytest.mark.parametrize("refusal", ["", "AutoScalingGroup name not found - AutoScalingGroup S-r1"])
+def test_of_a_fleet_of_groups_both_go_to_zero(fail: Fail, root: Path, refusal: str) -> None:
+    (root / "fleet").write_text("S-r1\n")
+    if refusal:
+        (root / "refusal").write_text(refusal)
+    made, events = fail(status=1, head='{"state": "finished"}')
+    names = [each.split()[3] for each in made]
+    assert names == (["S-r1"] if refusal else ["S-r1", "S-r1.on-demand"])
     assert [event["status"] for event in events] == ["info"]

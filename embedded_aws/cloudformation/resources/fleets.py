@@ -1,6 +1,7 @@
-"""EC2's launch templates, and the Spot fleets that start instances from them."""
+"""EC2's launch templates, and the Spot fleets and groups that start instances from them."""
 
 import json
+import time
 from typing import Any
 
 from embedded_aws.cloudformation.errors import ResourceFailed
@@ -10,6 +11,10 @@ from embedded_aws.cloudformation.resources.calls import call, deletes, finds, lo
 USER_DATA_LIMIT = 16 * 1024
 MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
               "ExcessCapacityTerminationPolicy")  # fmt: skip
+
+_SIZES = ("MinSize", "MaxSize", "DesiredCapacity")
+# As long as the handler of AWS::AutoScaling::AutoScalingGroup may take to create one (its schema).
+GROUP_SECONDS, POLL_SECONDS = 6 * 3600.0, 0.2
 
 
 def _create_template(request: HandlerRequest) -> Provisioned:
@@ -93,7 +98,92 @@ def _delete_fleet(request: HandlerRequest) -> None:
     )
 
 
+def _create_group(request: HandlerRequest) -> Provisioned:
+    name = request.get("AutoScalingGroupName") or request.generated_name(longest=255)
+    more = _group_arguments(request, name)
+    call(request, "autoscaling", "create_auto_scaling_group", AutoScalingGroupName=name, **more)
+    found = look_up(
+        request, "autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name]
+    )["AutoScalingGroups"]
+    return Provisioned(id=name, attributes={"AutoScalingGroupARN": found[0]["AutoScalingGroupARN"]})
+
+
+def _group_arguments(request: HandlerRequest, name: str) -> dict[str, Any]:
+    """Return the arguments whose form differs from the property's."""
+    of = {"ResourceId": name, "ResourceType": "auto-scaling-group"}
+    return {
+        "VPCZoneIdentifier": ",".join(request.get("VPCZoneIdentifier", [])),
+        "Tags": [{**each, **of} for each in request.get("Tags", [])],
+        **{key: int(request.properties[key]) for key in _SIZES if key in request.properties},
+    }
+
+
+def _configure_group(request: HandlerRequest) -> None:
+    """Wait for the desired capacity: only then does CloudFormation take it for created."""
+    _measure(request)
+    end = time.monotonic() + GROUP_SECONDS
+    while True:
+        (group,) = _groups(request)
+        ready = [each for each in group["Instances"] if each["LifecycleState"] == "InService"]
+        if len(ready) >= group["DesiredCapacity"]:
+            return
+        if time.monotonic() > end:
+            sizes = f"{len(ready)}/{group['MinSize']}/{group['DesiredCapacity']}"
+            raise ResourceFailed(
+                "Group did not stabilize. {current/minSize/group} group size = {" + sizes + "}."
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _groups(request: HandlerRequest) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = request.client("autoscaling").describe_auto_scaling_groups(
+        AutoScalingGroupNames=[request.physical_id]
+    )["AutoScalingGroups"]
+    return found
+
+
+def _measure(request: HandlerRequest) -> None:
+    for each in request.get("MetricsCollection", []):
+        request.client("autoscaling").enable_metrics_collection(
+            AutoScalingGroupName=request.physical_id, **each
+        )
+
+
+def _update_group(request: HandlerRequest) -> Provisioned:
+    """Send every property, and so the desired capacity, whatever it has become meanwhile."""
+    name, client = request.physical_id, request.client("autoscaling")
+    tags, more = "Tags", _group_arguments(request, name)
+    new = more.pop(tags)
+    keys = {each["Key"] for each in new}
+    of = {"ResourceId": name, "ResourceType": "auto-scaling-group"}
+    if gone := [each for each in request.old.get(tags, []) if each["Key"] not in keys]:
+        client.delete_tags(Tags=[{"Key": each["Key"], **of} for each in gone])
+    if new:
+        client.create_or_update_tags(Tags=new)
+    call(request, "autoscaling", "update_auto_scaling_group", AutoScalingGroupName=name, **more)
+    _measure(request)
+    return Provisioned(id=name, attributes=request.attributes)
+
+
+def _delete_group(request: HandlerRequest) -> None:
+    """Send the group to zero, wait for its machines, delete it."""
+    client, which = request.client("autoscaling"), {"AutoScalingGroupName": request.physical_id}
+    if _groups(request):
+        client.update_auto_scaling_group(**which, MinSize=0, MaxSize=0, DesiredCapacity=0)
+    while (left := _groups(request)) and left[0]["Instances"]:
+        time.sleep(POLL_SECONDS)
+    if left:
+        client.delete_auto_scaling_group(**which)
+
+
 TYPES: Registry = {
+    "AWS::AutoScaling::AutoScalingGroup": ResourceType(
+        create=_create_group,
+        configure=_configure_group,
+        update=_update_group,
+        delete=_delete_group,
+        exists=lambda request: bool(_groups(request)),
+    ),
     "AWS::EC2::LaunchTemplate": ResourceType(
         create=_create_template,
         update=_update_template,

@@ -88,6 +88,34 @@ _ENVIRONMENT = of(
     CapacityLimits=[{"CapacityUnit": "NUM_INSTANCES", "MaxCapacity": 1}],
 )
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "AWS::AutoScaling::AutoScalingGroup": (
+        {
+            "Vpc": VPC,
+            "Subnet": SUBNET,
+            "Template": template(),
+            "It": of(
+                "AutoScaling::AutoScalingGroup",
+                AutoScalingGroupName="Training-run-1",
+                MinSize="0",
+                MaxSize="2",
+                DesiredCapacity="1",
+                VPCZoneIdentifier=[ref("Subnet")],
+                MixedInstancesPolicy={
+                    "LaunchTemplate": {
+                        "LaunchTemplateSpecification": {
+                            "LaunchTemplateId": ref("Template"),
+                            "Version": attribute("Template", "LatestVersionNumber"),
+                        },
+                        "Overrides": [{"InstanceType": "g5.xlarge"}],
+                    },
+                    "InstancesDistribution": {"OnDemandPercentageAboveBaseCapacity": 0},
+                },
+                MetricsCollection=[{"Granularity": "1Minute", "Metrics": ["GroupDesiredCapacity"]}],
+                Tags=[{"Key": "a", "Value": "1", "PropagateAtLaunch": True}],
+            ),
+        },
+        {"Tags": [{"Key": "b", "Value": "2", "PropagateAtLaunch": True}]},
+    ),
     "AWS::Batch::JobQueue": (
         {
             "Environment": _ENVIRONMENT,

@@ -3,6 +3,7 @@
 import io
 import json
 import threading
+import time
 import zipfile
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from moto.awslambda_simple.models import lambda_simple_backends
 
+from embedded_aws import Course
 from embedded_aws.cloudformation import schema
 from embedded_aws.cloudformation.resources import REGISTRY
 from tests.embedded_aws.cloudformation.resource_cases import (
@@ -78,6 +80,38 @@ def test_a_new_template_version_reaches_the_fleet_in_place_or_replaces_it(
         assert seen(before) == ("cancelled_terminating", "1", [])
         state, version, others = seen(after)
         assert (state, version, len(others), others == instances) == ("active", "2", 1, False)
+
+
+def test_a_group_is_made_once_it_has_its_machines_and_reset_by_each_change_of_it(
+    stacks: Any,
+) -> None:
+    resources, change = CASES["AWS::AutoScaling::AutoScalingGroup"]
+    aws, which = stacks.aws, {"AutoScalingGroupName": "Training-run-1"}
+    aws.capacity.follow([Course(steps=((0, 0), (1, 1)))])
+    began = time.monotonic()
+    stacks.create("group", resources)
+    assert time.monotonic() - began > 1, "CloudFormation waits for the desired capacity"
+    scaling = aws.client("autoscaling")
+
+    def group() -> dict[str, Any]:
+        (found,) = scaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+        return dict(found)
+
+    assert group()["EnabledMetrics"][0]["Metric"] == "GroupDesiredCapacity"
+    scaling.update_auto_scaling_group(**which, MaxSize=0, DesiredCapacity=0)
+    stacks.update("group", {**resources, "Other": CASES["AWS::SSM::Parameter"][0]["It"]})
+    assert group()["DesiredCapacity"] == 0, "a deploy that does not change it leaves it alone"
+    stacks.update("group", {**resources, "It": changed(resources["It"], **change)})
+    assert (group()["MaxSize"], group()["DesiredCapacity"]) == (2, 1)
+    assert [tag["Key"] for tag in group()["Tags"]] == ["b"]
+    renamed = changed(resources["It"], AutoScalingGroupName="Training-run-2", DesiredCapacity="0")
+    stacks.update("group", {**resources, "It": renamed})
+    assert stacks.physical("group", "It") == "Training-run-2" == group()["AutoScalingGroupName"]
+    instances = [page["Instances"][0] for page in aws.client("ec2").describe_instances(
+        Filters=[{"Name": "tag:aws:autoscaling:groupName", "Values": ["Training-run-1"]}]
+    )["Reservations"]]  # fmt: skip
+    assert {each["State"]["Name"] for each in instances} == {"terminated"}
+    aws.capacity.reset()
 
 
 def test_a_security_group_and_what_it_needs_stay_while_an_instance_shuts_down(stacks: Any) -> None:

@@ -84,3 +84,15 @@ def test_a_request_to_s3_is_named_as_iam_names_it(
     (one,) = asked("s3", environ, body, WHERE)
     is_object = "/a/b" in path or query == "delete"
     assert (one.action, one.resource) == (action, f"arn:aws:s3:::bucket{'/a/b' * is_object}")
+
+
+def test_a_change_of_a_group_has_its_sizes_as_keys_and_a_template_needs_to_start_it() -> None:
+    name = {"AutoScalingGroupName": "S-run"}
+    (one,) = form("autoscaling", Action="UpdateAutoScalingGroup", **name, MaxSize=0, MinSize=0)
+    assert one.resource.endswith(":autoScalingGroup:*:autoScalingGroupName/S-run")
+    assert one.keys == {"autoscaling:maxsize": "0", "autoscaling:minsize": "0"}
+    (one,) = form("autoscaling", Action="DescribeScalingActivities", **name)
+    assert one.resource == "*", "AWS lets nobody limit what is described"
+    spec = "MixedInstancesPolicy_LaunchTemplate_LaunchTemplateSpecification_LaunchTemplateId"
+    _, more = form("autoscaling", Action="UpdateAutoScalingGroup", **name, **{spec: "lt-1"})
+    assert (more.action, more.resource) == ("ec2:RunInstances", f"{EC2}:instance/*")

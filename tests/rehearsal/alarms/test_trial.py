@@ -47,6 +47,13 @@ def test_each_alarm_fires_in_its_fault_and_in_no_healthy_run_as_the_documentatio
     assert documented == {name: trial.fired_after_minutes for name, trial in trials.items()}
 
 
+def test_the_alarms_of_groups_behave_the_same(synthesize: Any) -> None:  # noqa: F811
+    groups = synthesize(fleet="asg")["TrainingStack"]
+    trials = {each.alarm: each for each in try_alarms(groups, PLANNED[0])}
+    assert [name for name, each in trials.items() if not each.is_passed] == []
+    assert trials["FleetBelowTarget"].fired_after_minutes
+
+
 def test_what_is_wrong_with_an_alarm_is_found_out(template: Any) -> None:
     changed = json.loads(json.dumps(template))
     alarms = {

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,15 @@ def test_every_drill_of_the_folder_can_be_read_and_chosen() -> None:
     assert [each.name for each in choose(["notice"])] == ["notice"]
     assert {each.name for each in choose(["boot-always"])} < set(names)
     assert choose([]) == known_drills()
+
+
+def test_a_drill_says_where_a_kind_of_fleet_differs(tmp_path: Path) -> None:
+    path = written(tmp_path, LEAST + '[asg]\nabout = "of groups"\n[spot]\ntimeout_seconds = 5\n')
+    plain, spot, groups = (read_drills(path, kind)[0] for kind in ("", "spot", "asg"))
+    assert (spot, groups) == (replace(plain, timeout_seconds=5), replace(plain, about="of groups"))
+    assert [each.name for each in known_drills("asg")] == [each.name for each in known_drills()]
+    (denied,) = choose(["self-stop-denied"], kind="asg")
+    assert [fault.action for fault in denied.faults] == ["autoscaling:UpdateAutoScalingGroup"]
 
 
 def test_drills_fail_every_step_that_a_boot_needs_once_and_always() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rehearsal.demo.deployment import processes_below
+from rehearsal.demo.fleet import KINDS
 from rehearsal.drills.drill import NSPAWN, PROCESS, choose
 
 TOLD = "bad-gpu"
@@ -59,17 +60,24 @@ def test_a_drill_ends_as_written_on_machines_with_systemd(
 
 @pytest.mark.slow
 @pytest.mark.timeout(ALL_SECONDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("machine", [PROCESS, pytest.param(NSPAWN, marks=pytest.mark.machine)])
 def test_every_drill_ends_as_written(
-    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str, kind: str
 ) -> None:
-    _expect_as_written(rehearse, tmp_path, machine, [each.name for each in choose([], machine)])
+    names = [each.name for each in choose([], machine)]
+    _expect_as_written(rehearse, tmp_path, machine, names, kind)
 
 
 def _expect_as_written(
-    rehearse: Callable[..., subprocess.Popen[str]], folder: Path, machine: str, names: Sequence[str]
+    rehearse: Callable[..., subprocess.Popen[str]],
+    folder: Path,
+    machine: str,
+    names: Sequence[str],
+    kind: str = KINDS[0],
 ) -> None:
-    process = rehearse("drill", "--machine", machine, "--json", "--out", str(folder), *names)
+    kinds = ("--machine", machine, "--fleet", kind)
+    process = rehearse("drill", *kinds, "--json", "--out", str(folder), *names)
     printed, said = process.communicate(timeout=ALL_SECONDS)
     assert [each["name"] for each in outcomes(folder)] == list(names), said[-3000:]
     assert json.loads(printed) == outcomes(folder)

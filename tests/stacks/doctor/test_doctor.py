@@ -326,6 +326,9 @@ def test_whoever_denies_the_fleet_is_named(
     healthy.fleet_denied = f"You are not authorized to perform: ec2:RequestSpotFleet {denied}"
     (line,) = examine(healthy)["fleet"]
     assert (line["state"], words in line["what"]) == (state, True)
+    if state == "problem":  # the one command that works
+        assert line["fix"].endswith(" -c fleet=asg")
+        assert examine(healthy, "fleet=asg")["fleet"][0]["state"] == "ok"
     assert not healthy.aws.client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"]
 
 
@@ -341,6 +344,9 @@ def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine
         kms.create_grant(KeyId=key["Arn"], GranteePrincipal=principal, Operations=options)
     (line,) = examine(healthy, f"kms={key['Arn']}")["key"]
     assert "alarms would be lost" in line["what"]
+    others = examine(healthy, f"kms={key['Arn']}", "fleet=asg")["key"]
+    assert "AWSServiceRoleForAutoScaling" in others[0]["what"]
+    assert len(others) == 2
     allowed = {"Effect": "Allow", "Principal": {"Service": "cloudwatch.amazonaws.com"}}
     statements = [
         {**allowed, "Action": ["kms:Decrypt", "kms:GenerateDataKey*"], "Resource": "*"},

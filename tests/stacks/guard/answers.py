@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.stacks.guard.world import FLEET, HOUR, NOTICE_SECONDS, USERS, World, error
+from tests.stacks.guard.world import HOUR, NOTICE_SECONDS, USERS, Market, World, error
 
 
 @dataclass
@@ -94,6 +94,67 @@ def cancel_spot_fleet_requests(world: World, TerminateInstances: bool, **_: Any)
     return {}
 
 
+def _market(world: World, group: str) -> Market:
+    """The market of a group that exists; Auto Scaling says in words that one does not."""
+    market: Market = "on-demand" if group == f"{world.fleet_id}.on-demand" else "spot"
+    if market in world.deleted:
+        gone = error("ValidationError")
+        gone.response["Error"]["Message"] = f"AutoScalingGroup name not found - {group}"
+        raise gone
+    return market
+
+
+def describe_auto_scaling_groups(world: World, AutoScalingGroupNames: list[str]) -> Any:
+    found = []
+    for name in AutoScalingGroupNames:
+        market: Market = "on-demand" if name.endswith(".on-demand") else "spot"
+        least, most = world.sizes[market]
+        desired = world.on_demand if market == "on-demand" else world.target - world.on_demand
+        instances = [
+            {"InstanceId": each.id, "LifecycleState": "InService"}
+            for each in world.live
+            if each.market == market
+        ]
+        if market not in world.deleted:
+            found.append(
+                {
+                    "AutoScalingGroupName": name,
+                    "MinSize": least,
+                    "MaxSize": most,
+                    "DesiredCapacity": desired,
+                    "Instances": instances,
+                    "SuspendedProcesses": [],
+                }
+            )
+    return {"AutoScalingGroups": found}
+
+
+def update_auto_scaling_group(
+    world: World, AutoScalingGroupName: str, MinSize: int, MaxSize: int, DesiredCapacity: int
+) -> Any:
+    """A group ends at once, without a notice, what it no longer wants."""
+    market = _market(world, AutoScalingGroupName)
+    if not 0 <= MinSize <= DesiredCapacity <= MaxSize <= 1:
+        raise error("ValidationError")
+    world.sizes[market] = MinSize, MaxSize
+    spot, on_demand = world.target - world.on_demand, world.on_demand
+    if market == "spot":
+        spot = DesiredCapacity
+    else:
+        on_demand = DesiredCapacity
+    world.target, world.on_demand = spot + on_demand, on_demand
+    for machine in [each for each in world.live if each.market == market][DesiredCapacity:]:
+        world.end(machine, USERS, saves=True)
+
+
+def delete_auto_scaling_group(world: World, AutoScalingGroupName: str, ForceDelete: bool) -> Any:
+    market = _market(world, AutoScalingGroupName)
+    least_most = {"MinSize": 0, "MaxSize": 0, "DesiredCapacity": 0}
+    update_auto_scaling_group(world, AutoScalingGroupName, **least_most)
+    world.deleted.add(market)
+    world.is_cancelled = len(world.deleted) == len(world.sizes)
+
+
 def terminate_instances(world: World, InstanceIds: list[str]) -> Any:
     for machine in world.live:
         if machine.id in InstanceIds:
@@ -108,7 +169,7 @@ def describe_spot_price_history(world: World, **_: Any) -> Any:
 
 
 def get_parameter(world: World, Name: str) -> Any:
-    return {"Parameter": {"Value": FLEET}}
+    return {"Parameter": {"Value": world.fleet_id}}
 
 
 def publish(world: World, Message: str, **_: Any) -> None:

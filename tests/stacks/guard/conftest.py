@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import pytest
 from moto import mock_aws
 
-from embedded_aws import moto_patches, spot_fleet
+from embedded_aws import moto_patches
 from embedded_aws.capacity import Capacity
+from embedded_aws.fleet import CAPACITY
 from stacks.guard.handler import warm_memory
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
@@ -18,9 +19,9 @@ from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
 def _fleets_of_templates() -> Iterator[None]:
     """The embedded AWS's fleets, as moto's own know neither templates nor on-demand capacity."""
     moto_patches.install()
-    spot_fleet.CAPACITY[0] = Capacity(spot_usd=lambda _: 0.45)
+    CAPACITY[0] = Capacity(spot_usd=lambda _: 0.45)
     yield
-    spot_fleet.CAPACITY[0] = Capacity()
+    CAPACITY[0] = Capacity()
     moto_patches.uninstall()
 
 

@@ -10,6 +10,7 @@ promise to its shortest form.
 import io
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
+from typing import Literal
 from unittest import mock
 
 from hypothesis import strategies as st
@@ -49,6 +50,12 @@ CALLS = (
     "describe_instances", "get_object", "put_object", "describe_spot_fleet_requests",
     "modify_spot_fleet_request", "publish", "list_objects_v2", "get_parameter",
 )  # fmt: skip
+# A Spot fleet's calls, as groups have them.
+OF_GROUPS = {
+    "describe_spot_fleet_requests": "describe_auto_scaling_groups",
+    "modify_spot_fleet_request": "update_auto_scaling_group",
+    "cancel_spot_fleet_requests": "delete_auto_scaling_group",
+}
 SETTINGS = GuardSettings(
     stack_name="TrainingStack",
     fleet_parameter="/TrainingStack/fleet-id",
@@ -95,12 +102,13 @@ class RunMachine(RuleBasedStateMachine):
 
     settings = SETTINGS
     period = PERIOD
+    kind: Literal["spot", "asg"] = "spot"
     examples = 0
 
     def __init__(self) -> None:
         super().__init__()
         type(self).examples += 1
-        self.world = World()
+        self.world = World(kind=self.kind)
         guard_settings.quick_client.cache_clear()
         world = self.world
         self.patch = mock.patch("boto3.client", lambda service, **_: Service(world, service))
@@ -121,6 +129,10 @@ class RunMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.patch.stop()
         guard_settings.quick_client.cache_clear()
+
+    def named(self, operation: str) -> str:
+        """The call of this kind of fleet."""
+        return OF_GROUPS.get(operation, operation) if self.kind == "asg" else operation
 
     def let_pass(self, minutes: float) -> None:
         end = self.world.now + minutes * MINUTE
@@ -231,19 +243,19 @@ class GuardMachine(RunMachine):
 
     @rule(operations=st.sets(st.sampled_from(WAYS_TO_END)))
     def deny(self, operations: set[str]) -> None:
-        self.world.denied = operations
+        self.world.denied = {self.named(each) for each in operations}
         self.reason_since = None  # the time to act counts from here
         self.was_denied |= bool(operations)
 
     @rule(operation=st.sampled_from(CALLS), count=st.integers(1, 3), is_done=st.booleans())
     def fail(self, operation: str, count: int, is_done: bool) -> None:
         kind = self.world.losing if is_done else self.world.failing
-        kind[operation] = count
+        kind[self.named(operation)] = count
         self.has_failed = True
 
     @rule(operation=st.sampled_from(CALLS))
     def twice_at_once(self, operation: str) -> None:
-        self.world.between[operation] = self.respond
+        self.world.between[self.named(operation)] = self.respond
 
     @precondition(lambda self: self.world.live)
     @rule()
@@ -353,10 +365,11 @@ class GuardMachine(RunMachine):
         bound = HOUR if self.has_failed or self.was_denied else 0.0
         if now - self.reason_since <= bound + GRACE:
             return
-        if set(WAYS_TO_END) <= refused:
+        ways = [self.named(each) for each in WAYS_TO_END]
+        if set(ways) <= refused:
             is_mailed = any("could not be ended" in mail for mail in world.mails)
             assert is_mailed, "nobody knows that the Guard may end nothing"
-        elif set(WAYS_TO_END[:2]) <= refused:
+        elif set(ways[:2]) <= refused:
             # The fleet starts others, and each is ended at the next call.
             old = [each for each in world.live if each.is_seen and now - each.launched > GRACE]
             assert not old, f"{old} live on"
@@ -420,7 +433,7 @@ class DeadlineMachine(RunMachine):
 
     @rule(operation=st.sampled_from(CALLS))
     def twice_at_once(self, operation: str) -> None:
-        self.world.between[operation] = self.respond
+        self.world.between[self.named(operation)] = self.respond
 
     def may_end(self, machines: list[str]) -> bool:
         """A machine of one market, once one of the other runs."""
@@ -430,3 +443,15 @@ class DeadlineMachine(RunMachine):
     def promises_hold(self) -> None:
         late = self.world.now - self.began - self.settings.deadline_hours * HOUR
         assert late <= MINUTE or self.world.state == "finished", f"{late / 60:.0f} min late"
+
+
+class GroupsGuardMachine(GuardMachine):
+    kind = "asg"
+
+
+class GroupsBudgetMachine(BudgetMachine):
+    kind = "asg"
+
+
+class GroupsDeadlineMachine(DeadlineMachine):
+    kind = "asg"

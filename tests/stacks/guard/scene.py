@@ -9,7 +9,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from moto.sns.models import sns_backends
 
-from embedded_aws import spot_fleet
+from embedded_aws.fleet import maintain_fleets
 from stacks.guard import handler as guard
 from stacks.guard.settings import GuardSettings, quick_client
 
@@ -92,7 +92,7 @@ class Scene:
 
     def maintain(self) -> None:
         """Let the fleet replace what it lost."""
-        spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
+        maintain_fleets(ec2_backends[ACCOUNT][REGION])
 
     def state(self) -> str:
         fleets = quick_client("ec2").describe_spot_fleet_requests(

@@ -216,7 +216,7 @@ def test_a_key_that_spot_may_not_use_is_named_once(scene: Scene) -> None:
     assert all(f"{each} (g5.xlarge, spot, 0 min)" in report for each in machines)
     assert report.endswith("EC2 says: Client.InternalError: no capacity")
     assert mail.count("EC2 says: Client.InternalError") == 1
-    assert "EC2's two Spot roles may not use the key of the volumes" in mail
+    assert "service-linked roles may not use the key of the volumes" in mail
 
 
 @pytest.mark.parametrize("is_saved", [True, False])

@@ -8,8 +8,9 @@ import pytest
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
-from embedded_aws import spot_fleet
 from embedded_aws.capacity import Capacity, Course
+from embedded_aws.fleet import maintain_fleets
+from embedded_aws.spot_fleet import TemplateFleet
 from stacks.guard.market import work_left
 from stacks.guard.settings import Forecast, quick_client
 from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, Scene
@@ -60,16 +61,16 @@ def run(scene: Scene) -> Call:
     return lambda hours, **more: scene.tick(hours_later=hours, **{**given, **more})
 
 
-def fleet(scene: Scene) -> spot_fleet.TemplateFleet:
+def fleet(scene: Scene) -> TemplateFleet:
     found = ec2_backends[ACCOUNT][REGION].spot_fleet_requests[scene.fleet_id]
-    assert isinstance(found, spot_fleet.TemplateFleet)
+    assert isinstance(found, TemplateFleet)
     return found
 
 
 def let_spot_have(scene: Scene, machines: int) -> None:
     """EC2 has so many Spot machines from now on; the fleet follows."""
     fleet(scene).capacity.follow([Course(steps=((0, machines),))])
-    spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
+    maintain_fleets(ec2_backends[ACCOUNT][REGION])
 
 
 def markets(scene: Scene) -> list[str]:
@@ -130,7 +131,7 @@ def test_it_falls_back_trains_until_spot_comes_and_returns(scene: Scene, run: Ca
 
 def let_on_demand_have(scene: Scene, machines: int) -> None:
     fleet(scene).capacity.follow([Course(market="on-demand", steps=((0, machines),))])
-    spot_fleet.maintain_fleets(ec2_backends[ACCOUNT][REGION])
+    maintain_fleets(ec2_backends[ACCOUNT][REGION])
 
 
 @pytest.mark.parametrize("code", ["Server.SpotInstanceTermination", "Client.UserInitiatedShutdown"])
@@ -138,7 +139,7 @@ def test_in_danger_spot_trains_until_on_demand_runs_and_on_demand_stays(
     scene: Scene, run: Call, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     # Nothing public says which reason EC2 gives where a lower capacity ends a Spot machine.
-    monkeypatch.setattr(spot_fleet, "StateReason", lambda message, _: StateReason(message, code))
+    monkeypatch.setattr("embedded_aws.fleet.StateReason", lambda text, _: StateReason(text, code))
     commit(scene, seconds_left=3600)
     assert run(0.45)["action"] == "market"
     assert (on_demand(scene), markets(scene)) == (1, ["spot", "on-demand"])

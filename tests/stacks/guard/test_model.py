@@ -4,7 +4,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.stacks.guard.model import BudgetMachine, DeadlineMachine, GuardMachine
+from tests.stacks.guard.model import (
+    BudgetMachine,
+    DeadlineMachine,
+    GroupsBudgetMachine,
+    GroupsDeadlineMachine,
+    GroupsGuardMachine,
+    GuardMachine,
+)
+
+OF_SPOT_FLEETS = (GuardMachine, BudgetMachine, DeadlineMachine)
+OF_GROUPS = (GroupsGuardMachine, GroupsBudgetMachine, GroupsDeadlineMachine)
 
 
 def _settings(max_examples: int, steps: int = 40) -> settings:
@@ -22,9 +32,15 @@ TestBudget = BudgetMachine.TestCase
 TestBudget.settings = _settings(30)
 TestDeadline = DeadlineMachine.TestCase
 TestDeadline.settings = _settings(15)
+TestGroupsGuard = GroupsGuardMachine.TestCase
+TestGroupsGuard.settings = _settings(50)
+TestGroupsBudget = GroupsBudgetMachine.TestCase
+TestGroupsBudget.settings = _settings(30)
+TestGroupsDeadline = GroupsDeadlineMachine.TestCase
+TestGroupsDeadline.settings = _settings(15)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [GuardMachine, BudgetMachine, DeadlineMachine])
+@pytest.mark.parametrize("machine", [*OF_SPOT_FLEETS, *OF_GROUPS])
 def test_the_guard_for_long(machine: type) -> None:
     run_state_machine_as_test(machine, settings=_settings(5_000))

@@ -20,10 +20,19 @@ from tests.stacks.guard.model import (
     SETTINGS,
     BudgetMachine,
     DeadlineMachine,
+    GroupsBudgetMachine,
+    GroupsDeadlineMachine,
+    GroupsGuardMachine,
     GuardMachine,
     RunMachine,
 )
 from tests.stacks.guard.world import HOUR
+
+OF_GROUPS = {
+    BudgetMachine: GroupsBudgetMachine,
+    DeadlineMachine: GroupsDeadlineMachine,
+    GuardMachine: GroupsGuardMachine,
+}
 
 look, read_head, progress_of = Tick.look, records.read_head, records.progress_of
 machine_events = records.machine_events
@@ -109,7 +118,7 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     ),
     "silence counted while S3 was down": (GuardMachine, _plant(Ledger, "note_look", _nothing)),
     "silence ignored": (GuardMachine, _plant(reasons, "_silent", lambda *_: None)),
-    "no second way to stop": (GuardMachine, _plant(fleet.StackFleet, "cancel", _refuse)),
+    "no second way to stop": (GuardMachine, _plant(fleet.SpotFleet, "cancel", _refuse)),
     "no third way to stop": (GuardMachine, _plant(duties, "_end", lambda *_: False)),
     "a refusal not reported": (GuardMachine, _plant(duties, "_report_refusal", lambda *_: None)),
     "takebacks counted as barren": (BudgetMachine, _plant(fleet, "TAKEN_BACK", frozenset())),
@@ -128,12 +137,44 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
         _plant(Ledger, "is_barren_on_spot", lambda *_: False),
     ),
 }  # fmt: skip
+# Of calls that only one kind of fleet has.
+FAULTS_OF_GROUPS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
+    **{name: (OF_GROUPS[machine], plant) for name, (machine, plant) in FAULTS.items()},
+    "no second way to stop": (GroupsGuardMachine, _plant(fleet.ScalingGroups, "cancel", _refuse)),
+    "a new group left empty": (
+        GroupsDeadlineMachine,
+        _plant(fleet.ScalingGroups, "is_new", lambda _: False),
+    ),
+    "an ended fleet started again": (
+        GroupsGuardMachine,
+        _plant(fleet.ScalingGroups, "is_new", lambda _: True),
+    ),
+    "on demand ended before Spot is there": (
+        GroupsDeadlineMachine,
+        _plant(fleet, "PRESENT", ("none",)),
+    ),
+    "only Spot to zero": (
+        GroupsDeadlineMachine,
+        _plant(fleet.ScalingGroups, "groups", property(lambda own: (own.id, f"{own.id}.x"))),
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_model_check_finds_a_fault(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    machine, plant = FAULTS[name]
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        pytest.param(name, faults, id=f"{name}, {kind}")
+        for kind, faults in (("Spot fleet", FAULTS), ("groups", FAULTS_OF_GROUPS))
+        for name in faults
+    ],
+)
+def test_the_model_check_finds_a_fault(
+    name: str,
+    faults: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine, plant = faults[name]
     machine.examples = 0
     quick = settings(
         max_examples=2_000,

@@ -15,7 +15,11 @@ from contract.progress import progress_record
 Habit = Literal["works", "hangs", "dies", "fails", "idles", "stalls"]
 Market = Literal["spot", "on-demand"]
 PREFIX = "runs/run-1/"
-FLEET = "sfr-1"
+# Of each kind: the fleet's id, and the tag of its machines.
+FLEETS = {
+    "spot": ("sfr-1", "aws:ec2spot:fleet-request-id"),
+    "asg": ("TrainingStack-run-1", "aws:autoscaling:groupName"),
+}
 MINUTE, HOUR = 60.0, 3600.0
 NOTICE_SECONDS = 120.0
 BOOT_SECONDS = 300.0
@@ -97,9 +101,13 @@ class World:
     """One stack with its fleet; `advance` lets machines live, `client` answers the Guard."""
 
     now: float = 1_700_000_000.0
+    kind: Literal["spot", "asg"] = "spot"
     target: int = 1
     on_demand: int = 0
     is_cancelled: bool = False
+    # Of groups: MinSize and MaxSize of each market's, and those that are deleted.
+    sizes: dict[Market, tuple[int, int]] = field(default_factory=dict)
+    deleted: set[Market] = field(default_factory=set)
     has_capacity: bool = True
     spot_usd: float = 0.4
     life: Life = Life()
@@ -124,6 +132,14 @@ class World:
     state: str = "running"
     head_written: float = 0.0
     spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "asg":
+            self.target, self.sizes = 0, {"spot": (0, 2), "on-demand": (0, 1)}
+
+    @property
+    def fleet_id(self) -> str:
+        return FLEETS[self.kind][0]
 
     # -- how time passes
 
@@ -286,7 +302,9 @@ class World:
         habit = self.habits.pop(0) if len(self.habits) > 1 else self.habits[0]
         if market == "on-demand":
             habit = "works"
-        tags = {"Stack": "TrainingStack", "RunId": "run-1", "aws:ec2spot:fleet-request-id": FLEET}
+        fleet, tag = FLEETS[self.kind]
+        fleet += ".on-demand" if self.kind == "asg" and market == "on-demand" else ""
+        tags = {"Stack": "TrainingStack", "RunId": "run-1", tag: fleet}
         machine = Machine(
             id=f"i-{len(self.machines):017x}",
             market=market,

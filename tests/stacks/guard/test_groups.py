@@ -1,0 +1,140 @@
+"""A fleet of two groups on the embedded AWS: what it requests, what stays, the ways to zero."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
+from embedded_aws.capacity import Course
+from embedded_aws.fleet import CAPACITY
+from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, instances_of_stack
+from stacks.guard.settings import GuardSettings, quick_client
+from tests.stacks.guard.scene import TAGS, Scene
+
+NAME = "TrainingStack-run-1"
+
+
+@pytest.fixture
+def fleet(scene: Scene) -> StackFleet:
+    """Both groups, as CloudFormation makes them."""
+    (template,) = quick_client("ec2").describe_launch_templates()["LaunchTemplates"]
+    version = {"LaunchTemplateId": template["LaunchTemplateId"], "Version": "1"}
+    for suffix, most, percent in (("", NEW_GROUP, 0), (ON_DEMAND_GROUP, 1, 100)):
+        share = {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": percent}
+        quick_client("autoscaling").create_auto_scaling_group(
+            AutoScalingGroupName=NAME + suffix,
+            MinSize=0,
+            MaxSize=most,
+            MixedInstancesPolicy={
+                "LaunchTemplate": {"LaunchTemplateSpecification": version},
+                "InstancesDistribution": share,
+            },
+            VPCZoneIdentifier=quick_client("ec2").describe_subnets()["Subnets"][0]["SubnetId"],
+            Tags=[{**each, "PropagateAtLaunch": True} for each in TAGS],
+        )
+    return StackFleet.of(NAME)
+
+
+def settings(scene: Scene) -> GuardSettings:
+    return GuardSettings.from_environment(scene.variables)
+
+
+def markets(scene: Scene) -> list[str]:
+    """The markets of the groups' machines, after the groups had their time."""
+    for each in CAPACITY[0].fleets:
+        each.reach_target()
+    found = instances_of_stack(settings(scene))
+    return sorted(each.market for each in found if each.is_live and each.fleet_id == NAME)
+
+
+def test_a_new_fleet_is_empty_until_its_machine_is_requested(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    assert (fleet.is_new(), fleet.read_capacity(), markets(scene)) == (True, (0, 0), [])
+    fleet.set_capacity(1, 0)
+    assert (fleet.is_new(), fleet.read_capacity(), markets(scene)) == (False, (1, 0), [SPOT])
+    fleet.send_to_zero()
+    assert (fleet.is_new(), fleet.read_capacity(), markets(scene)) == (False, (0, 0), [])
+
+
+def test_an_on_demand_machine_stays_until_it_is_ended_and_is_not_replaced(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    fleet.set_capacity(1, 0)
+    fleet.set_capacity(2, 1)
+    assert (fleet.read_capacity(), markets(scene)) == ((2, 1), [ON_DEMAND, SPOT])
+    fleet.set_capacity(1, 1)
+    assert (fleet.read_capacity(), markets(scene)) == ((1, 1), [ON_DEMAND])
+    fleet.set_capacity(1, 0)
+    assert (fleet.read_capacity(), markets(scene)) == ((1, 0), [ON_DEMAND, SPOT])
+    (other,) = [each for each in instances_of_stack(settings(scene))
+                if each.is_live and each.market == ON_DEMAND and each.fleet_id == NAME]  # fmt: skip
+    other.terminate()
+    assert (fleet.read_capacity(), markets(scene)) == ((1, 0), [SPOT])
+    # What is requested is replaced.
+    fleet.set_capacity(1, 1)
+    assert markets(scene) == [ON_DEMAND]
+    (other,) = [each for each in instances_of_stack(settings(scene))
+                if each.is_live and each.fleet_id == NAME]  # fmt: skip
+    other.terminate()
+    assert (fleet.read_capacity(), markets(scene)) == ((1, 1), [ON_DEMAND])
+
+
+def test_a_deleted_fleet_keeps_none_and_may_be_ended_twice(scene: Scene, fleet: StackFleet) -> None:
+    fleet.set_capacity(1, 0)
+    for _ in range(2):
+        fleet.cancel()
+    fleet.send_to_zero()
+    assert (fleet.is_new(), fleet.read_capacity(), markets(scene)) == (False, (0, 0), [])
+
+
+def test_a_group_is_resumed_unless_a_person_suspended_it(
+    fleet: StackFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, resumed = quick_client("autoscaling"), list[Any]()
+    described = client.describe_auto_scaling_groups(AutoScalingGroupNames=[NAME])
+    (group,) = described["AutoScalingGroups"]
+    reasons = {"Launch": "No successful launch for a day", "Terminate": "User suspended at noon"}
+    group["SuspendedProcesses"] = [
+        {"ProcessName": name, "SuspensionReason": why} for name, why in reasons.items()
+    ]
+    monkeypatch.setattr(client, "describe_auto_scaling_groups", lambda **_: described)
+    monkeypatch.setattr(client, "resume_processes", lambda **given: resumed.append(given))
+    fleet.keep_launching()
+    assert resumed == [{"AutoScalingGroupName": NAME, "ScalingProcesses": ["Launch"]}]
+
+
+def test_the_guard_starts_it_falls_back_to_on_demand_and_returns_to_spot(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    StackFleet.of(scene.fleet_id).cancel()
+    quick_client("ssm").put_parameter(
+        Name="/TrainingStack/fleet-id", Value=NAME, Type="String", Overwrite=True
+    )
+    plan = {"stages": {"head": 3600.0}, "restart_seconds": 180.0, "save_seconds": 15.0}
+    deadline = {
+        "DEADLINE_HOURS": 1.5,
+        "CALL_EVERY_SECONDS": 180,
+        "FORECAST": json.dumps({**plan, "interval_seconds": 300.0}),
+    }
+
+    def called(hours: float, spot: int, seconds_left: float) -> tuple[str, list[str]]:
+        CAPACITY[0].follow([Course(steps=((0, spot),))])
+        newest = {"name": "00000010-g0001-a", "stage": "head", "seconds_left": seconds_left}
+        scene.write("head.json", {"state": "running", "checkpoints": [newest]})
+        markets(scene)
+        action = scene.tick(hours_later=hours, **deadline)["action"]
+        return action, markets(scene)
+
+    assert called(0.01, 1, 3600) == ("start", [SPOT])
+    assert called(0.02, 0, 3600) == ("none", [])
+    assert called(0.2, 0, 3600) == ("market", [ON_DEMAND])
+    # It is no longer requested, and stays until Spot is there.
+    assert called(0.21, 0, 3600) == ("market", [ON_DEMAND])
+    assert fleet.read_capacity() == (1, 0)
+    assert called(0.33, 1, 2600) == ("market", [SPOT])
+    assert called(0.34, 1, 2600) == ("none", [SPOT])
+    scene.write("head.json", {"state": "finished", "checkpoints": []})
+    assert scene.tick(hours_later=0.4, **deadline)["action"] == "to-zero"
+    assert (markets(scene), fleet.read_capacity(), fleet.is_new()) == ([], (0, 0), False)
