@@ -144,12 +144,14 @@ def _status(options: argparse.Namespace) -> dict[str, Any] | list[dict[str, Any]
     if options.json or not sys.stdout.isatty():
         return found
     from rich.live import Live
+    from rich.text import Text
 
-    with suppress(KeyboardInterrupt), Live(as_text(found), auto_refresh=False) as live:
+    first = Text.from_ansi(as_text(found))
+    with suppress(KeyboardInterrupt), Live(first, auto_refresh=False) as live:
         while found["state"] not in _OVER:
             time.sleep(_REFRESH_SECONDS)
             found = read_status(run)
-            live.update(as_text(found), refresh=True)
+            live.update(Text.from_ansi(as_text(found)), refresh=True)
     return None
 
 

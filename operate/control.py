@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from contract.errors import UserError
+from contract.readable import shown
 from operate.runs import OperatedRun, committed_step
 from operate.status import look
 from stacks import StackFleet
@@ -23,7 +24,7 @@ _RUN_URI = re.compile(r"\0training\0(?:run|sweep)\0.*--runs?-uri[=\0]([^\0]+)")
 
 def say(text: str) -> None:
     """Inform a person on stderr, apart from what the verb prints."""
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def stop(run: OperatedRun, reason: str) -> dict[str, Any]:

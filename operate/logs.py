@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from contract.keys import EVENTS, LOGS
+from contract.readable import shown
 from training.durable import History, Store, get_each
 
 # One line for steps per this many seconds of training.
@@ -90,7 +91,8 @@ class RunLog:
             generation = int(key.removeprefix(LOGS).partition("-")[0])
             end = len(text) if is_last else text.rfind("\n") + 1
             self._read[key] = sizes[key], end
-            for each in text[read[key][1] : end].splitlines():
+            # Not splitlines: a progress bar's states are one line.
+            for each in text[read[key][1] : end].removesuffix("\n").split("\n"):
                 yield {"kind": "printed", "generation": generation, "text": each}
 
 
@@ -118,4 +120,4 @@ def _event_text(event: Entry) -> str:
 def as_line(entry: Entry) -> str:
     """Return an entry as a readable line: time if it has one, machine, text."""
     time = str(entry.get("time", ""))[:19].replace("T", " ")
-    return f"{time:<19} {entry['machine']:<20} {entry['text']}"
+    return f"{time:<19} {entry['machine']:<20} {shown(entry['text'])}"

@@ -11,7 +11,7 @@ from typing import Any
 from contract.errors import UserError
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
-from contract.readable import duration
+from contract.readable import duration, shown
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing import table_cell, table_heading
 from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
@@ -218,4 +218,4 @@ def as_text(status: Mapping[str, Any]) -> str:
             is_time = name.startswith("seconds") and isinstance(value, float)
             text = duration(value) if is_time else table_cell(value)
             lines.append(f"{table_heading(name).removeprefix('seconds '):<14} {text}")
-    return "\n".join(lines)
+    return shown("\n".join(lines))

@@ -19,6 +19,7 @@ from rich.table import Table
 from contract.description import describe
 from contract.errors import Exit
 from contract.grammar import argument_type, parse_positive, parse_positive_count
+from contract.readable import shown
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
 from embedded_aws import EmbeddedAws
@@ -84,7 +85,8 @@ def main() -> int:
 
     def say(text: str) -> None:
         with lock:
-            print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+            line = f"[{time.monotonic() - started:6.1f} s] {shown(text)}"
+            print(line, file=sys.stderr, flush=True)
 
     commands = {
         "aws": serve,
@@ -101,7 +103,7 @@ def main() -> int:
             say("interrupted: everything that the rehearsal started has been stopped")
             return Exit.STOPPED
         except (RehearsalFailed, ChildFailed, CommandFailed, OSError, ValueError) as error:
-            print(f"rehearsal: {error}", file=sys.stderr)
+            print(shown(f"rehearsal: {error}"), file=sys.stderr)
             return 1
 
 
@@ -130,7 +132,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         sentences = "\n- ".join([verdict(receipt, faults), *faults])
         show_receipt([("verdict", sentences), *rows], Console(width=min(Console().width, 120)))
     for fault in faults:
-        print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
+        print(shown(f"rehearsal: broken promise: {fault}"), file=sys.stderr)
     say(f"receipt: {path / 'receipt.json'}")
     say(f"report: {path / 'report.html'}")
     return 1 if faults else 0
@@ -260,7 +262,7 @@ def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         (stacks.folder / "many.json").write_text(json.dumps(records, indent=2) + "\n")
     _show(arguments, records, many_table(outcomes))
     for fault in faults:
-        print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
+        print(shown(f"rehearsal: broken promise: {fault}"), file=sys.stderr)
     return 1 if faults or any(each.faults for each in outcomes) else 0
 
 

@@ -57,7 +57,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         choices=PROTECTIONS,
         default=[],
-        help="a protection that may be lost: alarms, the Guard, IMDSv2 only, closed buckets",
+        help="what may be lost: alarms, the Guard, IMDSv2 only, closed doors, narrow permissions, "
+        "encryption, logs and old versions, machines that boot",
     )
     parser.add_argument("--json", action="store_true", help="print facts as JSON, not the comment")
     parser.add_argument("--output", type=Path, help="also write the comment to this file")

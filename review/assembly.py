@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
 _DESTRUCTIVE = re.compile(
     r"^  [^:\n]+: .*?(?P<logical_id>\w+) (?P<impact>(?:will|may) be \w+)", re.MULTILINE
 )
+
+
+# CloudFormation reads one resource after another.
+_DRIFT_SECONDS = 120
 
 
 class CannotReview(ValueError):
@@ -55,6 +60,7 @@ class StackSide:
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
     image: str = ""  # of a deployed stack
+    drift: str = ""  # how what is deployed differs from its template
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -110,6 +116,7 @@ class Side:
     stacks: Mapping[str, StackSide]
     region: str = PRICE_REGION  # whose prices count
     others: Mapping[str, str | None] = field(default_factory=dict)  # descriptions of other stacks
+    is_deployed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +175,8 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         shown = [line for line in lines if not re.match(r"npm warn|.*Subprocess exited", line)]
         errors = [line for line in shown if line.startswith("ERROR")]
+        # The last line of a traceback says it; the frames above it are ours or CDK's.
+        errors = errors or [line for line in shown if re.match(r"\w+(Error|Exception): ", line)]
         raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(errors or shown[-8:]))
 
 
@@ -265,12 +274,48 @@ def deployed(stack_names: Sequence[str]) -> Side:
                 template=body if isinstance(body, Mapping) else json.loads(body),
                 is_protected=bool(described.get("EnableTerminationProtection")),
                 image=image_of(described),
+                drift=_drift(client, described),
             )
         others = {} if stacks.keys() == {*stack_names} else _descriptions(client)
     except (BotoCoreError, ClientError) as error:
         raise CannotReview(f"the deployed stacks cannot be read: {error}") from error
     region = client.meta.region_name
-    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region, others=others)
+    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region, others=others,
+                is_deployed=True)  # fmt: skip
+
+
+def _drift(client: Any, stack: Mapping[str, Any]) -> str:
+    """Return how a stack differs from its template; if we may not ask, what was found last."""
+    name = {"StackName": stack["StackName"]}
+    try:
+        asked = {
+            "StackDriftDetectionId": client.detect_stack_drift(**name)["StackDriftDetectionId"]
+        }
+        for _ in range(_DRIFT_SECONDS):
+            answer = client.describe_stack_drift_detection_status(**asked)
+            if answer["DetectionStatus"] != "DETECTION_IN_PROGRESS":
+                break
+            time.sleep(1)
+        wanted = ["MODIFIED", "DELETED"]
+        found = client.describe_stack_resource_drifts(
+            **name, StackResourceDriftStatusFilters=wanted
+        )["StackResourceDrifts"]
+    except ClientError:
+        last = stack.get("DriftInformation") or {}
+        day = f"{last.get('LastCheckTimestamp', '')}"[:10]
+        return f"so CloudFormation found on {day}" * (last.get("StackDriftStatus") == "DRIFTED")
+    return "; ".join(told for each in found for told in _drifts(each))
+
+
+def _drifts(resource: Mapping[str, Any]) -> Iterator[str]:
+    name = resource["LogicalResourceId"]
+    if resource["StackResourceDriftStatus"] == "DELETED":
+        yield f"{name} is gone"
+    for each in resource.get("PropertyDifferences") or []:
+        # The Guard and the machines set a fleet's capacity.
+        if not each["PropertyPath"].endswith("TargetCapacity"):
+            path = each["PropertyPath"].strip("/")
+            yield f"{name}: {path} {each['ExpectedValue']} → {each['ActualValue']}"
 
 
 def _descriptions(client: Any) -> dict[str, str | None]:

@@ -1,27 +1,33 @@
 """The resources CloudFormation would add, change, replace or remove, by AWS's resource schemas."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from embedded_aws import create_only_values, is_disputed, references, replacing_paths
 from review.assembly import Side, StackSide
-from review.spelling import leaves, path_of
+from review.spelling import leaves, path_of, spell
 
 Action = Literal["added", "changed", "may be replaced", "replaced", "removed"]
+Kind = Literal[
+    "drift", "loss", "boot", "weakened", "refused", "data", "security", "run", "alarm", "stack",
+    "resource", "cost",
+]  # fmt: skip
 _DISPUTED = "; AWS's documents disagree on whether that replaces it"
 _EMPTY = StackSide(template={})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Objection:
-    """One thing a deploy would lose or CloudFormation would refuse, and what to do instead."""
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One thing that a deploy does: a row of the comment, and what its headline counts."""
 
-    stack: str
-    path: str
+    kind: Kind
     what: str
-    instead: str
-    accept: str = ""  # the name that accepts it, if it can be accepted
+    instead: str = ""
+    accept: str = ""  # the name without which the review fails, if it can be accepted
+    stack: str = ""
+    path: str = ""
+    action: str = ""  # of a resource's change or of a permission's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +51,9 @@ class Change:
     def new_properties(self) -> Mapping[str, Any]:
         return (self.new or {}).get("Properties") or {}
 
-    def objection(self, what: str, instead: str, accept: str = "") -> Objection:
-        """Return an objection to this change."""
-        return Objection(
-            stack=self.stack, path=self.path, what=what, instead=instead, accept=accept
-        )
+    def effect(self, kind: Kind, what: str, instead: str = "", accept: str = "") -> Effect:
+        """Return an effect of this change."""
+        return Effect(kind, what, instead, accept, self.stack, self.path)
 
     def differences(self) -> list[tuple[str, Any, Any]]:
         """List the property paths that differ, with their values before and after."""
@@ -70,11 +74,36 @@ def find_changes(base: Side, head: Side) -> list[Change]:
     ]
 
 
+def _parts(side: StackSide) -> dict[str, Any]:
+    """Return a stack's resources, and as one more what it declares besides them."""
+    kept = {"Resources", "Outputs", "Metadata", "Rules"}  # plain outputs only inform
+    properties = {name: each for name, each in side.template.items() if name not in kept}
+    properties |= {"exports": exports_of(side), "TerminationProtection": side.is_protected}
+    itself = {"Type": "AWS::CloudFormation::Stack", "Properties": properties,
+              "Metadata": {"aws:cdk:path": "/(the stack)"}}  # fmt: skip
+    return {**side.resources, "(the stack)": itself} if side.template else {}
+
+
+def exports_of(side: StackSide) -> dict[str, Any]:
+    """Return the values that a stack exports, by name."""
+    outputs = (side.template.get("Outputs") or {}).values()
+    return {spell(each["Export"]["Name"]): each["Value"] for each in outputs if "Export" in each}
+
+
+def imports_of(node: Any) -> Iterator[str]:
+    """Yield the names that a part of a template imports."""
+    for item in node if isinstance(node, list) else node.values() if isinstance(node, dict) else ():
+        yield from imports_of(item)
+    if isinstance(node, dict) and "Fn::ImportValue" in node:
+        yield spell(node["Fn::ImportValue"])
+
+
 def _stack_changes(stack: str, base: StackSide, head: StackSide) -> list[Change]:
-    replaced = _replacements(base.resources, head.resources)
+    before, after = _parts(base), _parts(head)
+    replaced = _replacements(before, after)
     changes = []
-    for logical_id in sorted({*base.resources, *head.resources}):
-        old, new = base.resources.get(logical_id), head.resources.get(logical_id)
+    for logical_id in sorted({*before, *after}):
+        old, new = before.get(logical_id), after.get(logical_id)
         if old is not None and new is not None:
             if logical_id not in replaced and _same(old, new):
                 continue

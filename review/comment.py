@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from review.assembly import StackSide
-from review.changes import Change
+from review.changes import Change, Effect
 from review.costs import LEFT_OUT
 from review.run_effects import read_run_env
 from review.spelling import short
-from review.verdict import Review
+from review.verdict import HEADINGS, Review, headline
 
 # GitHub's limit for a comment; the workflow finds its own comment by the marker.
 MAX_CHARACTERS = 65_536
@@ -39,42 +40,20 @@ def write_refusal(reason: str) -> str:
 
 def _top(review: Review) -> Iterable[str]:
     yield MARKER
-    yield f"## What this change does to what is deployed\n\n{_summary(review)}\n"
+    yield f"## What this change does to what is deployed\n\n{headline(review.effects)}\n"
     yield f"`{review.head}` against `{review.base}`.\n"
     yield from (f"- {note}" for note in review.notes)
-    for head, found in (
-        ("Data loss", review.losses),
-        ("Protections lost", review.weakened),
-        ("A deploy would fail", review.refusals),
-    ):
-        if found:
+    for kind, head in HEADINGS.items():
+        # What is only added or changed is in the last table and in the diff.
+        found = [each for each in review.of(kind) if each.action not in ("added", "changed")]
+        if found or kind == "run":
             yield f"\n### {head}\n"
-        for each in found:
-            where = _code(f"{each.stack}/{each.path}")
-            accept = f" To accept it: `--accept {each.accept}`." if each.accept else ""
-            yield f"- **{where}**: {each.what}. Instead: {each.instead}.{accept}"
-    if review.destructive:
-        yield "\n### Replaced and removed\n"
-        yield from _table(
-            ("resource", "type", "", "why"),
-            (
-                (_code(f"{each.stack}/{each.path}"), each.type, each.action, _cell(each.why))
-                for each in review.destructive
-            ),
-        )
-    if review.security:
-        yield "\n### Security\n"
-        yield from _table(
-            ("", "resource", "what"),
-            (
-                (each.effect, _code(f"{each.stack}/{each.path}"), _code(each.what))
-                for each in review.security
-            ),
-        )
-    yield "\n### A run in progress\n"
-    yield from (f"- {sentence}" for sentence in review.run_effects)
-    if not review.run_effects:
-        yield "Not affected: no fleet, launch template, role or function changes."
+            yield from _items(found)
+        if kind == "run" and not found:
+            idle = ("widens", "added", "changed")
+            kinds = {each.kind for each in review.effects if each.action not in idle}
+            above = [head for kind, head in HEADINGS.items() if kind in kinds]
+            yield f"See {', '.join(above)}." if above else "Not affected."
     yield from _costs(review)
     rows = list(_difference_rows(review.changes))
     if rows:
@@ -82,25 +61,18 @@ def _top(review: Review) -> Iterable[str]:
         yield from _table(("resource", "property", "before", "after"), rows)
 
 
-def _summary(review: Review) -> str:
-    if not review.changes:
-        return "**Nothing changes**: both sides synthesize to the same resources."
-    widens = sum(each.effect == "widens" for each in review.security)
-    counted = {
-        "added": "added", "changed": "changed in place", "may be replaced": "possibly replaced",
-        "replaced": "replaced", "removed": "removed",
-    }  # fmt: skip
-    parts = [
-        f"{number} {words}"
-        for action, words in counted.items()
-        if (number := sum(change.action == action for change in review.changes))
-    ]
-    verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
-    security = f" Permissions and protections changed: {len(review.security)}; widened: {widens}."
-    weakened = f" **Protections lost: {len(review.weakened)}.**" if review.weakened else ""
-    refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
-    summary = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
-    return summary + weakened + refused
+def _items(found: Sequence[Effect]) -> Iterable[str]:
+    """Yield one item for each thing said, with all resources of which it is said."""
+    places: dict[Effect, list[str]] = {}
+    for each in found:
+        where = [_code(f"{each.stack}/{each.path}".strip("/"))] if each.stack else []
+        places.setdefault(replace(each, stack="", path=""), []).extend(where)
+    for each, paths in places.items():
+        what = _code(each.what) if each.kind == "security" else each.what
+        place = f"**{', '.join(paths)}**: " if paths else ""
+        instead = f". Instead: {each.instead}." if each.instead else ""
+        accept = f" To accept it: `--accept {each.accept}`." if each.accept else ""
+        yield f"- {f'{each.action} ' if each.action else ''}{place}{what}{instead}{accept}"
 
 
 def _costs(review: Review) -> Iterable[str]:

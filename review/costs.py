@@ -255,9 +255,9 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
 
 
 def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[CostRow]:
-    rows = [
-        _text_row("predicted for", *(_plan_subject(plan) if plan else None for plan in (old, new)))
-    ]
+    subjects = [_plan_subject(plan) if plan else NOT_PREDICTED for plan in (old, new)]
+    # What is deployed has no plan: nothing says whether it differs.
+    rows = [_text_row("predicted for", *subjects)] if old and new else []
     figures = [_with_deadline(plan or {}) for plan in (old, new)]
     for key, name in _PLAN_KEYS:
         before, after = (each.get(key) for each in figures)
@@ -266,7 +266,7 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
                 name=name,
                 before=_predicted(before) if old else NOT_PREDICTED,
                 after=_predicted(after) if new else NOT_PREDICTED,
-                difference=_percent(before, after),
+                difference=_percent(before, after) if old and new else "",
                 is_headline=name in _HEADLINES,
             )
         )

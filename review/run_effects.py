@@ -6,7 +6,7 @@ on whether a new version of the launch template replaces the fleet (docs/deploy.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from contract.run_env import Name
 from review.assembly import GROUP, SPOT_FLEET, Side, StackSide
@@ -23,11 +23,13 @@ _CONTENTS: Mapping[Name, str] = {
 }
 # Resources in use by a running instance: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
-# The Guard's limits and how each is worded. In all but the first, 0 means no limit.
+# The Guard's limits and how each is worded; 0 dollars or hours of waiting mean no limit.
 _SPELLED = {
     "MAX_BILLED_HOURS": "{} billed hours",
     "MAX_USD": "${}",
     "MAX_WAIT_HOURS": "{} hours without a machine",
+    "HEARTBEAT_TIMEOUT_SECONDS": "{} s without a heartbeat",
+    "MAX_BARREN_ATTEMPTS": "{} attempts in a row that commit nothing",
 }
 _NONE = "0"
 _DEADLINE = "DEADLINE_HOURS"
@@ -62,25 +64,12 @@ def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[
 
 
 def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
-    """Yield the effects of a bucket that is removed, or that keeps old versions for less time."""
+    """Yield the effects of a bucket that is removed."""
     if change.action in ("replaced", "removed"):
         for name, content in _CONTENTS.items():
             uris = (read_run_env(stack).get(name, "") for stack in base.stacks.values())
             if any(change.logical_id in uri for uri in uris):
                 yield f"**{change.path} is {change.action}**: {content}."
-    before, after = _days_kept(change.old_properties), _days_kept(change.new_properties)
-    if before and after and after < before:
-        yield (
-            f"**What is deleted or replaced in {change.path} stays for less long** (days: {before} "
-            f"→ {after}): S3 deletes what is older for good, soon after the deploy."
-        )
-
-
-def _days_kept(bucket: Mapping[str, Any]) -> int:
-    """Return how many days the bucket keeps replaced objects; 0: forever."""
-    rules = (bucket.get("LifecycleConfiguration") or {}).get("Rules") or []
-    days = [(rule.get("NoncurrentVersionExpiration") or {}).get("NoncurrentDays") for rule in rules]
-    return min((int(each) for each in days if each), default=0)
 
 
 def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
@@ -96,10 +85,15 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
                 "**The kind of fleet changes**: a new one starts its machine, then that of "
                 f"{fleet.path} is {_SHUT_DOWN}. The new one resumes from there."
             )
-    if any(fleet.action not in ("replaced", "removed") and _requests(fleet) for fleet in fleets):
+    again = {
+        each.type
+        for each in fleets
+        if each.action not in ("replaced", "removed") and _requests(each)
+    }
+    for type_name in again:
         # An update sends TargetCapacity again, and a new fleet has it from the start.
-        yield _AGAIN[fleets[0].type]
-        if _has_deadline(head) and SPOT_FLEET in kinds:
+        yield _AGAIN[type_name]
+        if has_deadline(head) and type_name == SPOT_FLEET:
             yield (
                 "If the Guard has bought on-demand capacity for the deadline, the update sets the "
                 "fleet back to Spot; the Guard decides again within ten minutes."
@@ -309,7 +303,7 @@ def _limit_effects(change: Change) -> Iterator[str]:
     yield from _deadline_effects(old.get(_DEADLINE, _NONE), new.get(_DEADLINE, _NONE))
 
 
-def _has_deadline(stack: StackSide) -> bool:
+def has_deadline(stack: StackSide) -> bool:
     """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
     functions = stack.of_type("AWS::Lambda::Function")
     return any(_variables(each).get(_DEADLINE, _NONE) != _NONE for each in functions)

@@ -8,16 +8,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
+from embedded_aws import references
 from review.assembly import Side
-from review.changes import Change
+from review.changes import Change, Effect
 from review.run_effects import read_run_env
 from review.spelling import leaves, short, spell
 
-Effect = Literal["widens", "narrows", "changes"]
 # The properties that contain policy documents, by resource type.
-_DOCUMENTS = {
+DOCUMENTS = {
     "AWS::IAM::Policy": ("PolicyDocument",),
     "AWS::IAM::ManagedPolicy": ("PolicyDocument",),
     "AWS::IAM::Role": ("AssumeRolePolicyDocument",),
@@ -68,6 +68,17 @@ _PROTECTIONS = {
     "AWS::KMS::Key": ("EnableKeyRotation",),
     "AWS::EC2::FlowLog": ("TrafficType",),
 }
+Known = set[tuple[str, bool]]  # actions, and whether on any resource
+_ENCRYPTION = re.compile(r"Encrypt|Kms\w*Key|KMS\w*Key")
+# What actions with these names destroy, or let somebody do who could not.
+_GRAVE = (
+    *("Delete", "Terminate", "Remove", "Purge", "Deregister", "Disable", "ScheduleKeyDeletion"),
+    *("PassRole", "AssumeRole", "Attach", "CreateAccessKey", "CreateGrant", "CreateRole"),
+    *("CreatePolicyVersion", "UpdateAssumeRolePolicy", "UpdateFunctionCode", "SendCommand"),
+    *("PutRolePolicy", "PutUserPolicy", "PutGroupPolicy", "PutBucketPolicy", "PutKeyPolicy"),
+    *("PutLifecycleConfiguration", "PutBucketVersioning", "PutRetentionPolicy", "BypassGovernance"),
+)
+_ANYTHING = re.compile(r"all but |\*$|arn:[^:]*:[^:]*:[^:]*:[^:]*:\*")
 # Resources whose removal or addition matters by itself.
 _PROTECTING = ("AWS::EC2::FlowLog", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
 
@@ -162,34 +173,50 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SecurityChange:
-    """One statement, rule or protection that was added, removed or changed."""
-
-    stack: str
-    path: str
-    effect: Effect
-    what: str
-
-
-def find_security_changes(
-    base: Side, head: Side, changes: Sequence[Change]
-) -> list[SecurityChange]:
+def find_security_changes(base: Side, head: Side, changes: Sequence[Change]) -> list[Effect]:
     """List the changes of permissions and protections, widening ones first."""
+    found = []
+    for change in changes:
+        is_new = change.stack not in base.stacks
+        # A new stack may do what others do; one that is not deployed takes nothing from what is.
+        known = {
+            (it.action, it.resource == "*")
+            for each in base.stacks.values()
+            for resource in (each.resources.values() if is_new else ())
+            for it in _granted(resource)
+        }
+        rows = _of(change, _holder(change, head), known)
+        found += [replace(it, accept="") if is_new and base.is_deployed else it for it in rows]
+    order = {"widens": 0, "changes": 1, "narrows": 2}
+    return sorted(found, key=lambda item: (order[item.action], item.stack, item.path))
+
+
+def _holder(change: Change, head: Side) -> str:
+    """Return who must agree if a change takes permissions away: the Guard's or the alarms'."""
+    stack, old = head.stacks[change.stack], change.old_properties
+    named = [old.get(key) for key in ("Roles", "FunctionName", "Topics")]
+    holders = {change.logical_id, *(name for name, _ in references(named))} & stack.resources.keys()
+    roles = {name for each in stack.of_type("AWS::Lambda::Function")
+             for name, _ in references(each.get("Role"))}  # fmt: skip
+    if change.old is None or not holders:
+        return ""
+    if change.type == "AWS::Lambda::Permission" or holders & roles:
+        return "guard"
+    return "alarms" if change.type == "AWS::SNS::TopicPolicy" else ""
+
+
+def without_names(base: Side, head: Side, changes: Sequence[Change]) -> list[Change]:
+    """Return the changes with neutral names, which match a run's resources to the last run's."""
     runs = {}
     for name in {each.stack for each in changes}:
         both = [each.stacks[name] for each in (base, head) if name in each.stacks]
         ids = [read_run_env(each).get("RUN_ID", "") for each in both]
         # If the run id stays the same, it is not neutralized.
         runs[name] = ids if all(ids) and len({*ids}) == 2 else ["", ""]
-    found = [item for change in _renamed(changes, runs) for item in _of(change)]
-    order = {"widens": 0, "changes": 1, "narrows": 2}
-    return sorted(found, key=lambda item: (order[item.effect], item.stack, item.path))
+    return list(_renamed(changes, runs))
 
 
 def _renamed(changes: Sequence[Change], runs: Mapping[str, list[str]]) -> Iterator[Change]:
-    """Yield the changes with neutral names, which match a run's resources to the last run's."""
-
     def place(change: Change) -> tuple[str, str, str]:
         run_id = runs[change.stack][change.action == "added"]
         return change.stack, change.type, _neutral(change.path, run_id)
@@ -221,29 +248,31 @@ def _neutral(text: str, run_id: str, new_ids: Iterable[tuple[str, str]] = ()) ->
     return text
 
 
-def _of(change: Change) -> Iterator[SecurityChange]:
-    for name in _DOCUMENTS.get(change.type, ()):
-        old, new = (permissions(each.get(name)) for each in _both(change))
-        yield from _permission_changes(change, old, new)
-    if change.type == "AWS::IAM::Role":
-        old, new = (_inline(each) for each in _both(change))
-        yield from _permission_changes(change, old, new)
+def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
+    # What a stack keeps when it goes stays in force.
+    if change.action == "removed" and (change.old or {}).get("DeletionPolicy") == "Retain":
+        return
+    old, new = (_granted(each) for each in (change.old, change.new))
+    yield from _permission_changes(change, old, new, holder, known)
     for name in _GRANTS.get(change.type, ()):
-        yield from _grant_changes(change, name, *(each.get(name) or [] for each in _both(change)))
+        had, has = (each.get(name) or [] for each in _both(change))
+        yield from _grant_changes(change, name, had, has, holder)
     if change.type in _GRANTING:
-        whole = ([each] if each else [] for each in _both(change))
-        yield from _grant_changes(change, change.type.rpartition("::")[2], *whole)
+        had, has = ([each] if each else [] for each in _both(change))
+        yield from _grant_changes(change, change.type.rpartition("::")[2], had, has, holder)
     if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
             if not _device_goes(path, change) and any(
                 name in path.split(".") for name in _PROTECTIONS.get(change.type, ())
             ):
                 what = f"{path}: {short(before)} → {short(after)}"
-                yield _security_change(change, "changes", what)
+                is_plain = bool(_ENCRYPTION.search(path) and before) and not after
+                action = "widens" if is_plain else "changes"
+                yield _row(change, action, what, "encryption" if is_plain else "")
     if change.type in _PROTECTING and change.action in ("added", "removed"):
         name = change.type.rpartition("::")[2]
-        effect: Effect = "narrows" if change.action == "added" else "widens"
-        yield _security_change(change, effect, f"the {name} is {change.action}")
+        action = "narrows" if change.action == "added" else "widens"
+        yield _row(change, action, f"the {name} is {change.action}")
 
 
 def _device_goes(path: str, change: Change) -> bool:
@@ -258,31 +287,67 @@ def _both(change: Change) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return change.old_properties, change.new_properties
 
 
-def _inline(role: Mapping[str, Any]) -> set[Permission]:
-    documents = (policy.get("PolicyDocument") for policy in role.get("Policies") or [])
-    return {each for document in documents for each in permissions(document)}
-
-
 def _permission_changes(
-    change: Change, old: set[Permission], new: set[Permission]
-) -> Iterator[SecurityChange]:
+    change: Change, old: set[Permission], new: set[Permission], holder: str, known: Known
+) -> Iterator[Effect]:
+    left = {replace(each, resource="", condition="") for each in new if each.effect == "Allow"}
     for sign, found in (("−", old - new), ("+", new - old)):
-        for sentence in sentences(found):
+        words: dict[tuple[bool, str], list[Permission]] = {}
+        for each in found:
             # Removing a denial widens access, like adding a permission.
-            is_wider = (sign == "+") != sentence.startswith("Deny")
-            effect: Effect = "widens" if is_wider else "narrows"
-            yield _security_change(change, effect, f"{sign} {sentence}")
+            is_wider, accept = (sign == "+") != (each.effect == "Deny"), ""
+            if is_wider and (each.action, each.resource == "*") not in known:
+                # The first policy of a new key or log group is its own.
+                is_own = change.old is None and change.type in (
+                    "AWS::KMS::Key",
+                    "AWS::Logs::LogGroup",
+                )
+                accept = "permissions" * (_is_grave(each) and not is_own)
+            elif not is_wider and replace(each, resource="", condition="") not in left:
+                accept = holder
+            words.setdefault((is_wider, accept), []).append(each)
+        for (is_wider, accept), listed in words.items():
+            for sentence in sentences(listed):
+                yield _row(
+                    change, "widens" if is_wider else "narrows", f"{sign} {sentence}", accept
+                )
+
+
+def _granted(resource: Mapping[str, Any] | None) -> set[Permission]:
+    """Return what a resource's documents say."""
+    properties = (resource or {}).get("Properties") or {}
+    names = DOCUMENTS.get(str((resource or {}).get("Type")), ())
+    listed = [properties.get(name) for name in names]
+    listed += [each.get("PolicyDocument") for each in properties.get("Policies") or []]
+    return {it for document in listed for it in permissions(document)}
+
+
+def _is_grave(permission: Permission) -> bool:
+    """Whether a permission, or a denial that goes, destroys, empowers or names anything."""
+    head, star, _ = permission.action.rpartition(":")[2].partition("*")
+    is_named = any(head.startswith(verb) or (star and verb.startswith(head)) for verb in _GRAVE)
+    resource = re.sub(r"\$\{[^}]*\}", "", permission.resource)
+    # In the policy of a resource, a star is the resource itself; lists take no resource.
+    is_any = not permission.principal and not head.startswith(("Describe", "List"))
+    return (
+        permission.effect == "Deny"
+        or permission.action.startswith("all but ")
+        or (is_named and not permission.principal.startswith("Service "))
+        or (is_any and bool(_ANYTHING.match(resource)))
+    )
 
 
 def _grant_changes(
-    change: Change, name: str, before: Sequence[Any], after: Sequence[Any]
-) -> Iterator[SecurityChange]:
+    change: Change, name: str, before: Sequence[Any], after: Sequence[Any], holder: str
+) -> Iterator[Effect]:
     old, new = ({spell(item) for item in items} for items in (before, after))
     for item in sorted(old - new):
-        yield _security_change(change, "narrows", f"− {name}: {item}")
+        yield _row(change, "narrows", f"− {name}: {item}", holder)
     for item in sorted(new - old):
-        yield _security_change(change, "widens", f"+ {name}: {item}")
+        # No template shows what a managed policy allows.
+        accept = "permissions" if name in ("ManagedPolicyArns", "AccessKey") else ""
+        yield _row(change, "widens", f"+ {name}: {item}", accept)
 
 
-def _security_change(change: Change, effect: Effect, what: str) -> SecurityChange:
-    return SecurityChange(stack=change.stack, path=change.path, effect=effect, what=what)
+def _row(change: Change, action: str, what: str, accept: str = "") -> Effect:
+    return replace(change.effect("security", what, accept=accept), action=action)

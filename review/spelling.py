@@ -59,7 +59,10 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
             yield from leaves(item, (*path, str(key)))
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
-            yield from leaves(item, (*path, str(index)))
+            # A tag, a rule or a metric that moves within its list is the same.
+            names = [item.get(each) for each in ("Key", "Id")] if isinstance(item, Mapping) else []
+            named = next((name for name in names if isinstance(name, str)), str(index))
+            yield from leaves(item, (*path, named))
     else:
         yield ".".join(path), value
 

@@ -34,7 +34,6 @@ from stacks.plan_at_synth import (
 from stacks.program_source import write_source
 from stacks.roles import InstanceRole, RunData, named_buckets
 from stacks.run_image import RunImageStack
-from stacks.user_data import FIRST_BOOT_FILE
 
 ROOT = Path(__file__).parent.parent
 
@@ -196,7 +195,7 @@ class TrainingStack(Stack):
             vpc_id=vpc_id,
             key=data.key,
             image_id=self._image_id,
-            user_data=user_data.render(run_env, FIRST_BOOT_FILE.read_text(encoding="utf-8")),
+            user_data=user_data.render(run_env),
         )
         return role, template
 

@@ -1,4 +1,4 @@
-"""The user data: a bash script that writes run.env and continues with userdata/first_boot.sh."""
+"""The user data: a bash script that writes two files and continues with userdata/first_boot.sh."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,8 @@ from contract.trainer_options import write_words
 from sizing import catalogue
 from stacks.parameters import StackParameters
 
-FIRST_BOOT_FILE = Path(__file__).parent.parent / "userdata" / "first_boot.sh"
+USERDATA = Path(__file__).parent.parent / "userdata"
+FIRST_BOOT_FILE, END_MACHINE_FILE = USERDATA / "first_boot.sh", USERDATA / "end_machine.py"
 # EC2 refuses user data of more than 16 KB before base64 encoding.
 MAX_BYTES = 16_384
 # At synth, tokens are shorter than the values that CloudFormation puts in their place: two bucket
@@ -19,7 +20,7 @@ DATA_MOUNT = "/data"
 DATA_DEVICE_NAME = "/dev/sdf"
 # Next to the fleet's: userdata/first_boot.sh reads it and adds BUNDLE_URI.
 BUNDLE_PARAMETER = "bundle-uri"
-_END = "END_OF_RUN_ENV"
+_END = "END_OF_FILE"
 
 
 def run_env(
@@ -55,23 +56,25 @@ def run_env(
     }
 
 
-def render(environment: Mapping[Name, str], first_boot: str) -> str:
-    """Return the script: run.env under $MACHINE_ROOT (empty on EC2), then `first_boot` verbatim."""
-    script = _script(environment, first_boot)
+def render(environment: Mapping[Name, str]) -> str:
+    """Return the script: run.env, what ends a machine that cannot boot, then first_boot.sh.
+
+    The files go below $MACHINE_ROOT (empty on EC2); both programs are verbatim.
+    """
+    lines = "".join(f"{name}={value}\n" for name, value in environment.items())
+    script = (
+        '#!/bin/bash\nmkdir -p "${MACHINE_ROOT:-}/etc/training"\n'
+        + _file("run.env", lines)
+        + _file(END_MACHINE_FILE.name, END_MACHINE_FILE.read_text(encoding="utf-8"))
+        + FIRST_BOOT_FILE.read_text(encoding="utf-8")
+    )
     size = len(script.encode()) + TOKEN_ALLOWANCE_BYTES
     if size > MAX_BYTES:
         raise ValueError(
-            f"the user data may have {size} bytes; EC2 takes {MAX_BYTES}: shorten the overrides "
-            "or userdata/first_boot.sh"
+            f"the user data may have {size} bytes; EC2 takes {MAX_BYTES}: shorten the overrides"
         )
     return script
 
 
-def _script(environment: Mapping[Name, str], first_boot: str) -> str:
-    lines = "\n".join(f"{name}={value}" for name, value in environment.items())
-    return (
-        "#!/bin/bash\n"
-        'mkdir -p "${MACHINE_ROOT:-}/etc/training"\n'
-        f"cat > \"${{MACHINE_ROOT:-}}/etc/training/run.env\" <<'{_END}'\n"
-        f"{lines}\n{_END}\n{first_boot}"
-    )
+def _file(name: str, text: str) -> str:
+    return f"cat > \"${{MACHINE_ROOT:-}}/etc/training/{name}\" <<'{_END}'\n{text}{_END}\n"

@@ -12,6 +12,7 @@ import yaml
 
 from embedded_aws.images import PYTORCH_LINES
 from review.comment import MARKER
+from review.protections import PROTECTIONS
 
 REPOSITORY = Path(__file__).parent.parent
 FILES = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
@@ -48,6 +49,11 @@ def test_training_is_tried_with_the_torch_of_every_image_that_is_promised() -> N
     assert default in {each["torch"] for each in job["strategy"]["matrix"]["include"]}
     image = json.loads((REPOSITORY / "cdk.json").read_text())["context"]["pytorch_ami_parameter"]
     assert f"-pytorch-{default.rpartition('.')[0]}-" in image
+
+
+def test_each_protection_has_a_label_that_accepts_it() -> None:
+    (names,) = re.findall(r"\^accept-\((.*)\)\$", review_step()["run"])
+    assert tuple(names.split("|")) == PROTECTIONS
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -559,7 +559,10 @@ class Workload(Generic[C]):
     def import_folder(
         self, folder: Path, out: Path, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        """Like `import_dataset`, from a folder (or unpacked archive) with a layout of its own."""
+        """Like `import_dataset`, from a folder (or unpacked archive) with a layout of its own.
+
+        A `DataReport` as `report` in what it returns is for `--json`, not for the manifest.
+        """
         raise NotImplementedError
 
     def pack_dataset(

@@ -11,22 +11,24 @@ aws=$(command -v aws || echo "$root/opt/pytorch/bin/aws")
 end_machine() {
     set +o errexit
     instance=$(cat "$root/var/lib/cloud/data/instance-id" || echo unknown)
-    why="boot failed at fetch: no boot started from ${BUNDLE_URI:-an unknown bundle}; "
+    why="boot failed at fetch: ${lacks:-no boot started from ${BUNDLE_URI:-an unknown bundle}}; "
     why+="read /var/log/cloud-init-output.log on $instance"
     echo "[failed] machine $instance: $why"
-    event='{"time": "%s", "instance_id": "%s", "name": "machine-failed", '
-    event+='"status": "failed", "message": "%s"}'
-    # shellcheck disable=SC2059  # the format is the text above
-    printf "$event" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$instance" "$why" | "$aws" s3 cp - \
-        "${RUN_URI:-}/events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-machine-failed.json" || true
+    now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
     # A fleet of type maintain replaces what was terminated; the Guard counts these machines.
-    until "$aws" ec2 terminate-instances --instance-ids "$instance" >/dev/null; do
+    until python3 "$root/etc/training/end_machine.py" "$instance" "$now" "$why"; do
         sleep "${TERMINATE_RETRY_SECONDS:-60}"
     done
     echo "[ok] machine $instance: EC2 terminates it"
 }
 trap end_machine EXIT
 
+# First of all, as upgrades may be due at boot: the image's packages are kept, so none may replace
+# the driver mid-run, and needrestart leaves our services alone whatever is installed by hand.
+mkdir -p "$root/etc/apt/apt.conf.d" "$root/etc/needrestart/conf.d"
+echo 'APT::Periodic::Enable "0";' >"$root/etc/apt/apt.conf.d/99-training.conf"
+echo "\$nrconf{override_rc}{qr(^(training|interruption-handler))} = 0;" \
+    >"$root/etc/needrestart/conf.d/training.conf"
 mkdir -p "$root/opt/training" "$root/run/training" "$root/var/log/training"
 : >"$root/run/training/boot-started"
 
@@ -38,6 +40,15 @@ set +o allexport
 export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
 # By default, a single one-second try at the metadata decides that there are no credentials.
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
+
+# lack TEXT: ends the machine, whose image lacks what every boot needs.
+lack() {
+    lacks="the image has $1; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
+    exit 1
+}
+command -v "$aws" >/dev/null || lack "no AWS CLI, neither aws on the PATH nor in /opt/pytorch/bin"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    lack "$(python3 --version), and the boot needs 3.11 or newer"
 
 cd "$root/opt/training"
 # Just after launch, the role's credentials or the network may not be available yet. A deploy of new

@@ -29,6 +29,12 @@ ENVIRONMENT = "program-environment"
 OPTIONS = "/opt/training/program-options"
 # Packages that belong to torch: other versions would not work with the image's torch.
 _TORCH = re.compile(r"torch|(pytorch-)?triton(-.*)?|nvidia-.*", re.IGNORECASE)
+# What a build says that lacks a program, a header or a module, on this machine as on any other.
+_CANNOT_BUILD = re.compile(
+    r"No such file or directory(: '[^']+')?$|: (command )?not found$|exit status 127\b"
+    r"|^ModuleNotFoundError: |Unknown compiler|No CMAKE_\w+_COMPILER|Problem with the CMake"
+    r"|can't find Rust compiler|CUDA_HOME environment variable is not set"
+)
 _INSTALLED = """
 import importlib.metadata, json, site, sysconfig
 names = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
@@ -79,7 +85,8 @@ def _take_over_scripts(image: Path, own: Path) -> None:
     """Copy the image's scripts, such as torchrun, and make them start this environment's python."""
     interpreters = tuple(f"#!{folder}/python".encode() for folder in (image, image.resolve()))
     for path in image.iterdir():
-        if path.is_dir() or (own / path.name).exists():
+        # A link may lead nowhere.
+        if not path.is_file() or (own / path.name).exists():
             continue
         with path.open("rb") as file:
             if not file.read(1024).startswith(interpreters):
@@ -149,6 +156,21 @@ def refusal(lines: Sequence[str]) -> RefusedError | None:
             return RefusedError(
                 f"the requirements ask for {found[1]}, but the newest version for this Python and "
                 f"platform is {newest}"
+            )
+    return _unbuildable(lines)
+
+
+def _unbuildable(lines: Sequence[str]) -> RefusedError | None:
+    """Return which package has no wheel and cannot be built here, and why; None if another is."""
+    package = ""
+    for line in lines:
+        if found := re.match(r" *(Collecting|Processing|Building wheel for) (\S+)", line):
+            package = found[2].rpartition("/")[2]
+        # pip indents what a build has said.
+        elif line.startswith("      ") and _CANNOT_BUILD.search(said := line.strip()):
+            return RefusedError(
+                f"{package} has no wheel for this Python and platform, and this image cannot build "
+                f"it: {said}; require a version with a wheel, or put a wheel into your folder"
             )
     return None
 

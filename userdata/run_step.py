@@ -71,7 +71,8 @@ def run(
         process.stdout.close()
     if status == 0:
         return 0, lines[-1] if lines else "done"
-    return status, " / ".join(lines[-LINES_OF_FAILURE:]) or f"exit status {status}"
+    num_lines = 1 if status == Exit.CONFIG else LINES_OF_FAILURE  # a refusal is one sentence
+    return status, " / ".join(lines[-num_lines:]) or f"exit status {status}"
 
 
 def _watch(progress: StepProgress, limit_seconds: float, ended: threading.Event) -> None:

@@ -15,7 +15,7 @@ from embedded_aws.cloudformation.errors import CloudFormationError, no_such_stac
 from embedded_aws.cloudformation.operation import Provisioner, StackOperation
 from embedded_aws.cloudformation.parameters import check_rules, decide_parameters
 from embedded_aws.cloudformation.planning import Prediction
-from embedded_aws.cloudformation.records import Stack, StackPlan
+from embedded_aws.cloudformation.records import Stack, StackPlan, StackResource
 from embedded_aws.cloudformation.resource import Registry
 from embedded_aws.cloudformation.template import parse_template
 
@@ -212,15 +212,17 @@ class Engine:
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
         """List the stacks' resources that do not exist in their own service."""
-        missing = []
-        for stack in map(self.find, stack_names):
-            provisioner = self._provisioner(stack)
-            missing += [
-                f"{stack.name}: {item.logical_id} ({item.type} {item.physical_id})"
-                for item in list(stack.resources.values())
-                if not provisioner.exists(item)
-            ]
-        return missing
+        return [
+            f"{stack.name}: {item.logical_id} ({item.type} {item.physical_id})"
+            for stack in map(self.find, stack_names)
+            for item, is_there in self.look_at(stack)
+            if not is_there
+        ]
+
+    def look_at(self, stack: Stack) -> list[tuple[StackResource, bool]]:
+        """Return a stack's resources, each with whether its own service knows it."""
+        provisioner = self._provisioner(stack)
+        return [(item, provisioner.exists(item)) for item in list(stack.resources.values())]
 
     def _provisioner(self, stack: Stack) -> Provisioner:
         account = self.account.acting_as(stack.role_arn)

@@ -86,6 +86,7 @@ class Stack:
     events: list[dict[str, Any]] = field(default_factory=list)
     change_sets: dict[str, ChangeSet] = field(default_factory=dict)
     operation: str = ""
+    drift: dict[str, Any] = field(default_factory=lambda: {"StackDriftStatus": "NOT_CHECKED"})
     token: str | None = None
 
     @property

@@ -268,6 +268,36 @@ class CloudFormation:
             )
         return {"Imports": importers}
 
+    # Drift: what is gone; changed properties are not read back.
+
+    def detect_stack_drift(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        is_whole = all(is_there for _, is_there in self.engine.look_at(stack))
+        status = "IN_SYNC" if is_whole else "DRIFTED"
+        stack.drift = {"StackDriftStatus": status, "LastCheckTimestamp": now()}
+        return {"StackDriftDetectionId": stack.id}
+
+    def describe_stack_drift_detection_status(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackDriftDetectionId"])
+        done = {"DetectionStatus": "DETECTION_COMPLETE", "StackId": stack.id, **request}
+        return {**done, **stack.drift, "Timestamp": stack.drift["LastCheckTimestamp"]}
+
+    def describe_stack_resource_drifts(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        wanted = request.get("StackResourceDriftStatusFilters") or ["IN_SYNC", "DELETED"]
+        found = [
+            {
+                **described_resource(stack, item),
+                "StackResourceDriftStatus": "IN_SYNC" if is_there else "DELETED",
+            }
+            for item, is_there in self.engine.look_at(stack)
+        ]
+        return {
+            "StackResourceDrifts": [
+                each for each in found if each["StackResourceDriftStatus"] in wanted
+            ]
+        }
+
     def get_template(self, request: Request) -> Response:
         if request.get("ChangeSetName"):
             return {"TemplateBody": self.find_change_set(request)[1].plan.template.body}
@@ -323,6 +353,7 @@ def described_stack(stack: Stack) -> dict[str, Any]:
         **described_plan(stack.plan),
         "RoleARN": stack.plan.role_arn if stack.plan else None,
         "Outputs": stack.outputs,
+        "DriftInformation": stack.drift,
     }
 
 

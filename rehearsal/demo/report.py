@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from contract.lineage import Line
+from contract.readable import shown
 from contract.report import Bar, Curve, chart, page, table, timeline
 
 _NO_ORDER = (
@@ -29,7 +31,7 @@ def show_receipt(rows: Sequence[tuple[str, str]], console: Console) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, Text.from_ansi(shown(value)))
     console.print(table)
 
 

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
+from contract.readable import shown
 from contract.stack_names import stack_name, training_stack
 from embedded_aws import Course, EventBus
 from rehearsal.demo.actions import RehearsedRun, parse_interruption
@@ -210,7 +212,7 @@ def many_table(outcomes: list[SideOutcome]) -> Table:
     for each in outcomes:
         verdict = "NO: " + "; ".join(each.faults) if each.faults else "yes"
         cells = (str(each.machines), each.taken, f"{each.seconds:.1f}", f"{each.usd:.4f}")
-        table.add_row(each.stack, *cells, verdict)
+        table.add_row(each.stack, *cells, Text.from_ansi(shown(verdict)))
     table.add_section()
     machines, usd = sum(each.machines for each in outcomes), sum(each.usd for each in outcomes)
     taken = f"{sum(bool(each.taken) for each in outcomes)} of {machines}"

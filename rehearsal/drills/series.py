@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from contract.keys import RECEIPT
+from contract.readable import shown
 from rehearsal.demo.children import Child, ChildFailed
 from rehearsal.demo.deployment import DeployedStacks
 from rehearsal.demo.fleet import RehearsalFailed, instances_of
@@ -165,7 +167,9 @@ def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:
     for each in outcomes:
         verdict = "NO: " + "; ".join(each.faults) if each.faults else "yes"
         ends = f"{each.ends}: {each.why}" if each.why else each.ends
-        table.add_row(each.name, ends, str(each.machines), f"{each.seconds:.1f}", verdict)
+        cells = (each.name, ends, str(each.machines), f"{each.seconds:.1f}", verdict)
+        # As text, not markup: machines have written some of it.
+        table.add_row(*(Text.from_ansi(shown(cell)) for cell in cells))
     total = sum(each.seconds for each in outcomes)
     table.add_section()
     table.add_row("all", "", str(sum(each.machines for each in outcomes)), f"{total:.1f}", "")

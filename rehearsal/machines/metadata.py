@@ -157,6 +157,7 @@ class MetadataServer:
             "instance-type": self.instance.type,
             "placement/availability-zone": self.instance.zone,
             "placement/region": region,
+            "services/domain": "amazonaws.com",
             "iam/info": self._role_info(),
             role: self._credentials(),
             **{f"tags/instance/{name}": value for name, value in self.instance.tags.items()},

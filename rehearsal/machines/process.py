@@ -26,6 +26,7 @@ from rehearsal.machines.quirks import (
     PROGRAMS,
     Volume,
     lend_environment,
+    lend_folder,
 )
 
 
@@ -89,7 +90,7 @@ def write_disks(folder: Path, disks: Sequence[JsonDisk], *, filled: bool) -> Non
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INIT = "rehearsal.machines.init"
-SHIMS = Path(__file__).parent / "bin"
+SHIMS, LENT_SHIMS = Path(__file__).parent / "bin", "opt/programs"
 # Variables that would keep the SDKs from getting credentials from the metadata service.
 NOT_PASSED_ON = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
@@ -192,7 +193,8 @@ class ProcessMachine(RehearsedMachine):
 
     @property
     def _path(self) -> str:
-        return f"{SHIMS}:{self.root / 'opt/pytorch/bin'}:/usr/bin:/bin"
+        shims = self.root / LENT_SHIMS if self.quirks.lacks else SHIMS
+        return f"{shims}:{self.root / 'opt/pytorch/bin'}:/usr/bin:/bin"
 
     def _furnish(self) -> None:
         for name in FOLDERS:
@@ -200,6 +202,7 @@ class ProcessMachine(RehearsedMachine):
         pytorch = self.root / "opt/pytorch"
         if self.quirks.lacks:
             lend_environment(PYTORCH, pytorch, self.quirks.lacks)
+            lend_folder(SHIMS, self.root / LENT_SHIMS, self.quirks.lacks)
         else:
             pytorch.symlink_to(PYTORCH)
         self.quirks.write_programs(

@@ -39,12 +39,13 @@ DATA_VOLUME = Volume()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quirks:
-    """A machine's own programs, files, environment and disks, and the packages that it lacks.
+    """A machine's own programs, files, environment and disks, and what its image lacks.
 
     `programs` are shell scripts by name, found before all others; in them, `$real` is the program
     that they hide. `files` are texts by their path on the machine. The machine's Python does not
-    see the packages in `lacks`. `disks` are the EBS volumes other than the root volume; None means
-    one empty data volume. `memory_mib` limits all processes together.
+    see the packages in `lacks`, and a program of such a name is missing. `disks` are the EBS
+    volumes other than the root volume; None means one empty data volume. `memory_mib` limits all
+    processes together.
     """
 
     programs: Mapping[str, str] = field(default_factory=dict)
@@ -89,15 +90,19 @@ def lend_environment(source: Path, target: Path, lacking: Collection[str]) -> No
     Programs other than the interpreter are the source's, and see all of its packages.
     """
     packages = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")
-    (target / packages).mkdir(parents=True)
-    (target / "bin").mkdir()
+    target.mkdir(parents=True)
     # The interpreter looks for packages relative to the path by which it was started.
     (target / "pyvenv.cfg").symlink_to(source / "pyvenv.cfg")
-    for program in (source / "bin").iterdir():
-        (target / "bin" / program.name).symlink_to(program)
-    for entry in (source / packages).iterdir():
+    for folder in (Path("bin"), packages):
+        lend_folder(source / folder, target / folder, lacking)
+
+
+def lend_folder(source: Path, target: Path, lacking: Collection[str]) -> None:
+    """Make a folder with links to another's entries, except those that it is to lack."""
+    target.mkdir(parents=True)
+    for entry in source.iterdir():
         if re.split(r"[-.]", entry.name)[0].lower() not in lacking:
-            (target / packages / entry.name).symlink_to(entry)
+            (target / entry.name).symlink_to(entry)
 
 
 def _write(path: Path, text: str) -> None:

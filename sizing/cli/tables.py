@@ -13,6 +13,9 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from contract.readable import shown
 
 # Width if the output is not a terminal: fits a log, a pull request or a page without scrolling.
 PLAIN_WIDTH = 100
@@ -60,7 +63,8 @@ def show_table(
             justify: Literal["left", "right"] = "right" if is_number else "left"
             table.add_column(column[0], justify=justify, overflow="fold", width=width)
         for values in list(zip(*columns, strict=True))[1:]:
-            table.add_row(*values)
+            # As text, not markup: a machine may have written a cell.
+            table.add_row(*map(Text.from_ansi, values))
         screen.print(table)
     for note in notes:
         screen.print(note, markup=False)
@@ -121,7 +125,7 @@ def table_cell(value: object) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(str(each) for each in value) or "-"
-    return str(value)
+    return shown(str(value))
 
 
 def print_json(command: str, document: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 A fleet is a Spot fleet or a pair of Auto Scaling groups; its id says which.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ FLEET_TAGS = ("aws:ec2spot:fleet-request-id", "aws:autoscaling:groupName")
 PRESENT = ("Pending", "InService")
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
+_WHEN = re.compile(r"\((\d+-\d+-\d+ \d+:\d+:\d+) (?:GMT|UTC)\)")
 # AWS's error codes for conditions that will have passed some minutes later.
 PASSING = frozenset(
     [
@@ -52,6 +54,7 @@ class StackInstance:
     is_taken_back: bool = False
     zone: str = ""
     ended_by: str = ""  # why it ended, in EC2's words
+    ended: float = 0.0  # since 1970; 0 where EC2 does not say
 
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
@@ -79,7 +82,9 @@ def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
 
 def _instance(described: dict[str, Any]) -> StackInstance:
     tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
-    why = described.get("StateReason", {})
+    why, is_live = described.get("StateReason", {}), described["State"]["Name"] in LIVE_STATES
+    # "User initiated (2026-11-28 12:34:56 GMT)", which a live instance may keep from a restart.
+    ended = _WHEN.search("" if is_live else described.get("StateTransitionReason", ""))
     return StackInstance(
         id=described["InstanceId"],
         run_id=tags.get("RunId", ""),
@@ -89,11 +94,12 @@ def _instance(described: dict[str, Any]) -> StackInstance:
         size=described["InstanceType"],
         market=SPOT if described.get("InstanceLifecycle") == "spot" else ON_DEMAND,
         launched=described["LaunchTime"].timestamp(),
-        is_live=described["State"]["Name"] in LIVE_STATES,
+        is_live=is_live,
         is_running=described["State"]["Name"] == "running",
         is_taken_back=why.get("Code") in TAKEN_BACK,
         zone=described.get("Placement", {}).get("AvailabilityZone", ""),
         ended_by=why.get("Message") or why.get("Code", ""),
+        ended=datetime.fromisoformat(f"{ended[1]}Z").timestamp() if ended else 0.0,
     )
 
 
@@ -279,11 +285,11 @@ class ScalingGroups(StackFleet):
     def keep_launching(self) -> None:
         # AWS suspends the launches of a group that had none for a day; what a person suspended
         # stays so.
-        for each in self._described():
-            for process in each["SuspendedProcesses"] if each else ():
+        for group in filter(None, self._described()):
+            for process in group["SuspendedProcesses"]:
                 if not process.get("SuspensionReason", "").startswith("User suspended"):
                     quick_client("autoscaling").resume_processes(
-                        AutoScalingGroupName=each["AutoScalingGroupName"],
+                        AutoScalingGroupName=group["AutoScalingGroupName"],
                         ScalingProcesses=[process["ProcessName"]],
                     )
 

@@ -113,7 +113,8 @@ class Ledger:
             one = found.get(instance_id)
             if not attempt.usd_per_hour and attempt.hours:  # format 1 had no prices
                 attempt.usd = attempt.hours * settings.usd_per_hour(attempt.size, ON_DEMAND)
-            # The end counts from when it is first seen, at most one schedule interval too late.
+            # Without a time of EC2's, the end counts from when it is first seen.
+            until = min(now, one.ended or now) if one is not None else now
             if attempt.is_live:
                 more = settings.storage_usd_per_hour
                 price = settings.usd_per_hour(attempt.size, ON_DEMAND) + more
@@ -121,7 +122,7 @@ class Ledger:
                     seen = spot_prices.get((one.size, one.zone)) if one is not None else None
                     last = attempt.usd_per_hour or price
                     price = last if seen is None else min(price, seen + more)
-                attempt.bill(now, price)
+                attempt.bill(until, price)
             attempt.is_live = one is not None and one.is_live
 
     def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:

@@ -16,7 +16,7 @@ from constructs import Construct
 
 from contract.auto_interval import MAX_EPOCHS
 from contract.grammar import parse_interval
-from stacks.monitoring.metrics import RunMetrics
+from stacks.monitoring.metrics import GUARD_PERIOD, RunMetrics
 from stacks.parameters import StackParameters
 
 _NOBODY_THERE = "Missing data is healthy: nothing reports between two instances or after the run."
@@ -93,7 +93,7 @@ class TrainingAlarms(Construct):
     def _alarm(self, plan: AlarmPlan) -> cloudwatch.Alarm:
         comparison, missing = cloudwatch.ComparisonOperator, cloudwatch.TreatMissingData
         above = comparison.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
-        return cloudwatch.Alarm(
+        alarm = cloudwatch.Alarm(
             self,
             plan.construct_id,
             metric=plan.metric,
@@ -104,6 +104,13 @@ class TrainingAlarms(Construct):
             treat_missing_data=missing.BREACHING if plan.is_missing_bad else missing.NOT_BREACHING,
             alarm_description=f"{plan.says} {plan.missing}",
         )
+        if plan.is_missing_bad:
+            resource = alarm.node.default_child
+            assert isinstance(resource, cloudwatch.CfnAlarm)
+            minutes = plan.periods * GUARD_PERIOD.to_minutes()
+            warm_up = {"WarmUpPeriodDurationInMinutes": minutes}
+            resource.add_property_override("WarmUpConfiguration", warm_up)
+        return alarm
 
 
 def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float:
@@ -249,8 +256,7 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             "keeps its deadline. Look at the clock's rule (disabled?) and at the function "
             "(throttled, deleted?); until it runs, stop the fleet yourself.",
             missing="Missing data is the fault: a clock that has stopped and a function that is "
-            "never called report nothing. Right after the first deploy the alarm may go off "
-            "once, until the first call.",
+            "never called report nothing. Its first evaluation waits for three periods.",
             is_missing_bad=True,
         ),
     ]

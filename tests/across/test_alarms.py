@@ -94,6 +94,9 @@ def test_every_alarm_says_why_missing_data_is_what_it_is(alarms: dict[str, Any])
     for name, properties in alarms.items():
         treated = "breaching" if name == "GuardSilent" else "notBreaching"
         assert properties["TreatMissingData"] == treated, name
+        # Else a new stack's alarm would go off before its Guard can have been called.
+        waits = {"WarmUpPeriodDurationInMinutes": 30} if name == "GuardSilent" else None
+        assert properties.get("WarmUpConfiguration") == waits, name
         description = properties["AlarmDescription"]
         assert any(word in description for word in ("issing", "Lambda reports", "EC2 reports"))
         assert len(description) <= 1024, name

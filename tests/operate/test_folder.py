@@ -21,7 +21,7 @@ from operate.command import main
 from operate.logs import RunLog, as_line
 from operate.runs import OperatedRun
 from operate.status import Sight
-from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, StackInstance
+from stacks.guard.fleet import ON_DEMAND, SPOT, SpotFleet, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import quick_client
 from training.cli.main import main as training
@@ -36,6 +36,8 @@ ENDLESS = """
 import os, pathlib, time
 save = pathlib.Path(os.environ["SM_CHECKPOINT_DIR"], "step")
 step = int(save.read_text()) if save.exists() else 0
+print("\\x1b]0;title\\x07")
+print("\\r 1%\\r99%")
 while True:
     step += 1
     save.write_text(str(step))
@@ -160,13 +162,14 @@ def test_a_damaged_event_is_passed_over(
 
 
 def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mark_failed(FolderStore(stopped), "mine", "ada", "the disk broke")
+    mark_failed(FolderStore(stopped), "mine", "ada", "the \x1b[2Jdisk broke")
     assert main(["status", str(stopped)]) == 0
-    assert "`runs resume mine`, once repaired: the disk broke" in capsys.readouterr().out
+    why = r"the \x1b[2Jdisk broke"
+    assert f"`runs resume mine`, once repaired: {why}" in capsys.readouterr().out
     assert main(["resume", str(stopped), "--reason", "a new disk"]) == 0
     printed = capsys.readouterr()
     assert "[ok] mine resumes from step" in printed.out
-    assert "it had failed: the disk broke" in printed.err
+    assert f"it had failed: {why}" in printed.err
     assert "now start its command again" in printed.err
     head = Head.read(FolderStore(stopped))
     assert head is not None and head.state == "released"
@@ -180,9 +183,11 @@ def test_followed_lines_come_once_and_an_unfinished_one_when_it_ends(stopped: Pa
     assert whole.index("take-over [ok]") < whole.index("step=1") < len(whole) - 1
     log = RunLog(FolderStore(stopped))
     pieces = [*log.new(is_last=False), *log.new(is_last=False), *log.new()]
-    assert sorted(as_line(entry) for entry in pieces) == sorted(
-        as_line(entry) for entry in RunLog(FolderStore(stopped)).new()
-    )
+    lines = [as_line(entry) for entry in RunLog(FolderStore(stopped)).new()]
+    assert sorted(as_line(entry) for entry in pieces) == sorted(lines)
+    title, bar = (next(line for line in lines if each in line) for each in ("title", "99%"))
+    assert title.endswith(r" \x1b]0;title\x07")
+    assert bar.endswith(" 99%") and " 1%" not in bar
 
 
 def test_it_answers_within_a_second_without_torch_from_any_folder(
@@ -332,8 +337,8 @@ def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
     sight = Sight(run=run, now=0.0, head=None, ledger=Ledger(), live=machines, capacity=1)
     monkeypatch.setattr(control, "look", lambda run: sight)
     monkeypatch.setattr(StackInstance, "terminate", lambda one: calls.append((one.id,)))
-    monkeypatch.setattr(StackFleet, "set_capacity", lambda fleet, *words: calls.append(words))
-    monkeypatch.setattr(StackFleet, "read_capacity", lambda fleet: (0, 0))
+    monkeypatch.setattr(SpotFleet, "set_capacity", lambda fleet, *words: calls.append(words))
+    monkeypatch.setattr(SpotFleet, "read_capacity", lambda fleet: (0, 0))
     control.stop(run, "")
     control.resume(run, "")
     assert calls == [(0, 0), ("i-on-demand",), (1, 1)]

@@ -26,7 +26,8 @@ def test_the_worst_stands_first(review_of: Callable[..., Review]) -> None:
     assert heads == [
         "### Data loss",
         "### A deploy would fail",
-        "### Replaced and removed",
+        "### What keeps data",
+        "### Resources",
         "### A run in progress",
         "### Cost and run time",
         "### What changes",
@@ -60,7 +61,9 @@ def test_a_long_top_is_cut_too(review_of: Callable[..., Review]) -> None:
 
 def test_a_pipe_does_not_break_the_table(base: Side) -> None:
     plan = {"bound_by": "loader | disk <b>", "warnings": ["a | b"]}
-    comment = write_comment(judge(base, changed(base, plan=plan), []))
+    comment = write_comment(
+        judge(changed(base, plan={"bound_by": "GPU"}), changed(base, plan=plan), [])
+    )
     assert "| loader \\| disk &lt;b> |" in comment
     assert "**Warning from the plan:** a \\| b" in comment
 

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import boto3
 import pytest
 from werkzeug.wrappers import Response
 
@@ -68,7 +69,7 @@ def test_what_is_deployed_is_the_base(
     # Nothing is deployed: both stacks are new.
     code, answer = facts(capsys)
     assert code == 0
-    assert f"{DATASET} is new" in str(answer["notes"])
+    assert f"{DATASET} is new" in str(answer["effects"])
     for command in (["bootstrap"], ["deploy", "TrainingStack", "--require-approval", "never"]):
         subprocess.run(
             ["npx", "--no-install", "cdk", *command],
@@ -78,8 +79,8 @@ def test_what_is_deployed_is_the_base(
     # and goes on without.
     gate.is_closed = True
     code, answer = facts(capsys)
-    assert (code, answer["changes"]) == (0, [])
-    assert gate.turned_away == {"sts"}
+    assert (code, answer["effects"]) == (0, []), "what is deployed has no plan to compare with"
+    assert gate.turned_away == {"sts", "cloudformation"}, "drift may not be looked for"
     code, answer = facts(capsys, "-c", "size=g5.4xlarge")
     assert code == 0
     assert sorted(each["type"] for each in answer["changes"]) == [  # type: ignore[attr-defined]
@@ -87,6 +88,19 @@ def test_what_is_deployed_is_the_base(
         "AWS::EC2::SpotFleet",
         "AWS::Lambda::Function",  # the Guard counts with the sizes' prices
     ]
+    # Someone deletes a log group by hand: told where CloudFormation may look, and what it found
+    # last where it may not.
+    gate.is_closed = False
+    (group,) = [each for each in boto3.client("logs").describe_log_groups()["logGroups"]
+                if each["logGroupName"].startswith("/aws/events/")]  # fmt: skip
+    boto3.client("logs").delete_log_group(logGroupName=group["logGroupName"])
+    for is_closed, told in ((False, " is gone"), (True, "so CloudFormation found on 2")):
+        gate.is_closed = is_closed
+        code, answer = facts(capsys)
+        (drift,) = answer["effects"]  # type: ignore[misc]
+        assert (code, drift["kind"], drift["stack"]) == (0, "drift", TRAINING)
+        assert told in drift["what"]
+        assert "**Drift: 1.**" in str(answer["headline"])
 
 
 def test_fails_without_credentials(

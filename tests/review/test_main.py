@@ -92,11 +92,12 @@ def test_a_commit_that_changes_the_size(clone: Path, capsys: pytest.CaptureFixtu
 def test_a_commit_that_changes_a_policy(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = '["s3:DeleteObject"]'
     commit(clone, "stacks/roles.py", old, old.replace("]", ', "s3:DeleteObjectVersion"]'))
-    assert main(["main~1"], clone) == 0
+    assert main(["main~1"], clone) == 1
     comment = capsys.readouterr().out
-    (line,) = [each for each in comment.splitlines() if each.startswith("| widens |")]
+    (line,) = [each for each in comment.splitlines() if each.startswith("- widens ")]
     assert "+ Allow s3:DeleteObjectVersion on" in line
-    assert "| narrows |" not in comment
+    assert "- narrows " not in comment
+    assert main(["main~1", "--accept", "permissions"], clone) == 0
 
 
 @pytest.mark.slow
@@ -114,6 +115,9 @@ def test_a_commit_that_would_replace_a_bucket(
     assert main(["main~1", "--json", "--output", str(output)], clone) == 1
     facts = json.loads(capsys.readouterr().out)
     assert facts["exit_code"] == 1
-    assert {loss["path"] for loss in facts["data_loss"]} == {"DatasetBucket", "RunBucket"}
+    assert {each["path"] for each in facts["effects"] if each["kind"] == "loss"} == {
+        "DatasetBucket",
+        "RunBucket",
+    }
     # The CLI calls the same resources replaced, and says so in the diff below.
     assert "BucketName (requires replacement)" in output.read_text()

@@ -75,7 +75,7 @@ def test_fails_for_a_protection_that_goes_unless_it_is_accepted(
     base: Side, edit: Any, accept: str, what: str
 ) -> None:
     review = judge(base, edited(base, edit), [])
-    (found,) = review.weakened
+    (found,) = review.of("weakened")
     assert (found.accept, what in found.what) == (accept, True)
     assert review.exit_code("data-loss") == 1
     assert review.exit_code("data-loss", ["public"]) == 1
@@ -84,19 +84,19 @@ def test_fails_for_a_protection_that_goes_unless_it_is_accepted(
     assert "### Protections lost" in comment
     assert f"To accept it: `--accept {accept}`" in comment
     # What comes back, or was never there, is no loss.
-    assert judge(edited(base, edit), base, []).weakened == []
-    assert judge(edited(base, edit), edited(base, edit), []).weakened == []
+    assert judge(edited(base, edit), base, []).of("weakened") == []
+    assert judge(edited(base, edit), edited(base, edit), []).of("weakened") == []
 
 
 def test_fails_where_nobody_gets_the_alarms_any_more(base: Side, make_side: MakeSide) -> None:
     mailed = make_side(**{"alarm.email": "a@example.org"})
     review = judge(mailed, base, [])
-    (found,) = review.weakened
+    (found,) = review.of("weakened")
     assert found.accept == "alarms"
     assert found.what == "a@example.org no longer gets the alarms, and nobody else does"
     assert review.exit_code("data-loss") == 1
     other = make_side(**{"alarm.email": "b@example.org"})
-    assert judge(mailed, other, []).weakened == judge(base, mailed, []).weakened == []
+    assert judge(mailed, other, []).of("weakened") == judge(base, mailed, []).of("weakened") == []
 
 
 def test_what_only_gets_another_logical_id_stays(base: Side) -> None:
@@ -105,7 +105,7 @@ def test_what_only_gets_another_logical_id_stays(base: Side) -> None:
             name = first(resources, kind, having)
             resources[f"{name}2"] = resources.pop(name)
 
-    assert judge(base, edited(base, rename), []).weakened == []
+    assert judge(base, edited(base, rename), []).of("weakened") == []
 
 
 def add_statement(**statement: Any) -> Callable[[dict[str, Any]], None]:
@@ -124,12 +124,12 @@ def open_bucket(resources: dict[str, Any]) -> None:
 def test_fails_for_a_public_bucket_and_says_where_s3_refuses_it(base: Side) -> None:
     public = edited(base, add_statement(), DATASET)
     review = judge(base, public, [])
-    (found,) = review.weakened
+    (found,) = review.of("weakened")
     assert found.what.startswith("the bucket is open to anyone: Allow to * s3:GetObject on *")
     assert "S3 will refuse it: the bucket blocks public policies" in found.what
     assert [review.exit_code("data-loss", each) for each in ([], ["public"])] == [1, 0]
     both = edited(public, open_bucket, DATASET)
-    opened, found = judge(base, both, []).weakened
+    opened, found = judge(base, both, []).of("weakened")
     assert opened.what.startswith("the bucket loses BlockPublicAcls, ")
     assert "refuse" not in found.what
 
@@ -151,7 +151,7 @@ def test_public_is_what_s3_calls_public(
     base: Side, statement: dict[str, Any], is_public: bool
 ) -> None:
     review = judge(base, edited(base, add_statement(**statement), DATASET), [])
-    assert bool(review.weakened) == is_public
+    assert bool(review.of("weakened")) == is_public
 
 
 def test_fails_for_a_protection_that_has_no_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +173,7 @@ def test_other_code_alone_widens_nothing(base: Side) -> None:
 
     review = judge(base, edited(base, change_code), [])
     assert any(each.type == "AWS::IAM::Policy" for each in review.changes)
-    assert review.security == []
+    assert review.of("security") == []
 
     def allow_more(resources: dict[str, Any]) -> None:
         change_code(resources)
@@ -185,15 +185,15 @@ def test_other_code_alone_widens_nothing(base: Side) -> None:
         ]
         read["Action"] = ["s3:GetObject", "s3:GetObjectVersion"]
 
-    security = judge(base, edited(base, allow_more), []).security
-    assert {each.effect for each in security} == {"widens"}
+    security = judge(base, edited(base, allow_more), []).of("security")
+    assert {each.action for each in security} == {"widens"}
     assert all("s3:GetObjectVersion" in each.what for each in security)
 
 
 def test_a_new_run_id_widens_nothing(base: Side, make_side: MakeSide) -> None:
     head = make_side(run_id="run-2")
     review = judge(base, head, [])
-    assert review.security == []
+    assert review.of("security") == []
     assert "widened" not in write_comment(review)
 
     # Under it, what is more than the run before had is reported all the same.
@@ -202,8 +202,8 @@ def test_a_new_run_id_widens_nothing(base: Side, make_side: MakeSide) -> None:
         statement = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "b/runs/run-1/*"}
         policy["Properties"]["PolicyDocument"]["Statement"].append(statement)
 
-    (found,) = judge(base, edited(head, keep_the_old_run), []).security
-    assert (found.effect, found.what) == ("widens", "+ Allow s3:GetObject on b/runs/run-1/*")
+    (found,) = judge(base, edited(head, keep_the_old_run), []).of("security")
+    assert (found.action, found.what) == ("widens", "+ Allow s3:GetObject on b/runs/run-1/*")
 
 
 def test_a_runs_own_role_is_that_of_the_run_before(base: Side) -> None:
@@ -223,4 +223,4 @@ def test_a_runs_own_role_is_that_of_the_run_before(base: Side) -> None:
 
     review = judge(name_after("run-1", base), name_after("run-2", base), [])
     assert {"added", "removed"} <= {each.action for each in review.changes}
-    assert review.security == []
+    assert review.of("security") == []

@@ -29,7 +29,7 @@ def bucket(app: Construct, name: str) -> s3.CfnBucket:
 
 def test_the_same_code_changes_nothing(review_of: Reviewer) -> None:
     review = review_of()
-    assert (review.changes, review.losses, review.security, review.run_effects) == ([], [], [], [])
+    assert (review.changes, review.effects) == ([], [])
     assert review.exit_code("destructive") == 0
 
 
@@ -146,9 +146,9 @@ def test_a_policy_that_allows_more_widens(review_of: Reviewer) -> None:
         role.add_to_policy(iam.PolicyStatement(actions=["s3:*"], resources=["*"]))
 
     review = review_of(allow_more)
-    widened = [each for each in review.security if each.effect == "widens"]
+    widened = [each for each in review.of("security") if each.action == "widens"]
     assert [each.what for each in widened] == ["+ Allow s3:* on *"]
-    assert review.exit_code("data-loss") == 0
+    assert [review.exit_code("data-loss", each) for each in ([], ["permissions"])] == [1, 0]
     assert any(
         "role's policy changes for the running trainer" in each for each in review.run_effects
     )
@@ -162,7 +162,7 @@ def test_a_deny_that_goes_widens(review_of: Reviewer) -> None:
             [{"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "*"}],
         )
 
-    effects = [(each.effect, each.what) for each in review_of(allow_plain_http).security]
+    effects = [(each.action, each.what) for each in review_of(allow_plain_http).of("security")]
     assert all(effect == "widens" for effect, _ in effects)
     assert any("− Deny" in what and "aws:SecureTransport" in what for _, what in effects)
     assert any(what.startswith("+ Allow to * s3:GetObject on *") for _, what in effects)
@@ -173,7 +173,7 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
         bucket(app, "RunBucket").bucket_name = "my-runs"
 
     review = review_of(give_a_name)
-    (loss,) = review.losses
+    (loss,) = review.of("loss")
     assert (loss.stack, loss.path) == (DATASET, "RunBucket")
     assert "is replaced (BucketName cannot be updated)" in loss.what
     assert "a new, empty one takes its place" in loss.what
@@ -186,7 +186,7 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
     assert review.exit_code("data-loss") == 1
     assert review.exit_code("never") == 0
     # TrainingStack imports its name, and an export in use cannot change.
-    assert {each.what for each in review.refusals} == {
+    assert {each.what for each in review.of("refused")} == {
         f"the export's value changes while {TRAINING} imports it"
     }
     assert "**RunBucket is replaced**: a run's checkpoints are" in review.run_effects[0]
@@ -197,7 +197,7 @@ def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
     old = next(name for name in kept.resources if name.startswith("DatasetBucket9"))
     text = json.dumps(kept.template).replace(old, "Renamed")
     review = judge(base, changed(base, DATASET, template=json.loads(text)), [])
-    (loss,) = review.losses
+    (loss,) = review.of("loss")
     assert "is removed: it stays in the account (Retain)" in loss.what
     assert review.exit_code("data-loss") == 1
 
@@ -216,10 +216,10 @@ def test_fails_for_a_bucket_whose_protection_weakens(review_of: Reviewer) -> Non
         stack.termination_protection = False
 
     review = review_of(weaken)
-    whats = [loss.what for loss in review.losses]
+    whats = [loss.what for loss in review.of("loss")]
     assert "DeletionPolicy of the bucket goes from Retain to Delete" in whats
     assert "UpdateReplacePolicy of the bucket goes from Retain to Delete" in whats
-    assert "a lifecycle rule deletes current objects under clips/" in whats
+    assert "a lifecycle rule deletes current objects under clips/ after 30 days" in whats
     assert any(what.startswith("versioning is suspended") for what in whats)
     assert any(what.startswith("termination protection is removed") for what in whats)
     assert len(whats) == 5
@@ -232,14 +232,16 @@ def test_fails_for_a_storage_stack_under_another_name(base: Side) -> None:
                 for name, stack in base.stacks.items()},
     )  # fmt: skip
     review = judge(base, renamed, [])
-    assert {loss.path for loss in review.losses} == {"DatasetBucket", "RunBucket"}
+    assert {loss.path for loss in review.of("loss")} == {"DatasetBucket", "RunBucket"}
     assert review.exit_code("data-loss") == 1
 
 
 def test_adopted_buckets_are_no_loss(review_of: Reviewer) -> None:
     review = review_of(dataset_bucket="my-data", run_bucket="my-runs")
-    assert review.losses == []
-    assert any(f"{DATASET} is no longer part of the app" in note for note in review.notes)
+    assert review.of("loss") == []
+    assert any(
+        f"{DATASET} is no longer part of the app" in note.what for note in review.of("stack")
+    )
 
 
 def test_a_bucket_that_goes_is_missed_for_what_is_in_it(
@@ -255,9 +257,11 @@ def test_a_bucket_that_goes_is_missed_for_what_is_in_it(
 
 def test_objects_that_stay_for_less_long_are_told(base: Side, make_side: MakeSide) -> None:
     shorter = make_side(versions_kept_days=1)
-    (effect,) = judge(base, shorter, []).run_effects
-    assert "deleted or replaced in RunBucket stays for less long** (days: 14 → 1)" in effect
-    assert judge(shorter, base, []).run_effects == []
+    review = judge(base, shorter, [])
+    (loss,) = review.of("loss")
+    assert loss.what.endswith("old versions for good under every key after 1 days, no longer 14")
+    assert [review.exit_code("data-loss", each) for each in ([], ["retention"])] == [1, 0]
+    assert judge(shorter, base, []).of("loss") == []
 
 
 def test_another_key_leaves_what_is_there_unreadable(base: Side, make_side: MakeSide) -> None:
@@ -265,25 +269,25 @@ def test_another_key_leaves_what_is_there_unreadable(base: Side, make_side: Make
     for head in (base, make_side(kms=f"arn:aws:kms:us-east-1:123456789012:key/{UUID(int=1)}")):
         review = judge(ours, head, [])
         assert any(each.startswith("**The data's key changes** (") for each in review.run_effects)
-        assert any("-c kms=ITS-ARN" in loss.instead for loss in review.losses)
+        assert any("-c kms=ITS-ARN" in loss.instead for loss in review.of("loss"))
     # What was there without a key of one's own is read with any.
     assert not any("key changes" in each for each in judge(base, ours, []).run_effects)
 
 
 def test_a_volume_that_goes_is_not_called_plain(review_of: Reviewer) -> None:
-    assert review_of(data_on="nvme").security == []
+    assert review_of(data_on="nvme").of("security") == []
 
 
 def test_a_fleet_left_out_of_the_app_is_billed_on(review_of: Reviewer) -> None:
     review = review_of(name="vision")
-    assert any(f"aws cloudformation delete-stack --stack-name {TRAINING}" in note
-               for note in review.notes)  # fmt: skip
+    assert any(f"aws cloudformation delete-stack --stack-name {TRAINING}" in note.what
+               for note in review.of("stack"))  # fmt: skip
 
 
 def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     review = review_of(run_id="run-2")
     assert "AWS::EC2::SpotFleet" in [each.type for each in review.destructive]
-    assert review.losses == []
+    assert review.of("loss") == []
     assert review.exit_code("data-loss") == 0
     assert review.exit_code("destructive") == 1
     assert review.run_effects[0].startswith(

@@ -32,8 +32,9 @@ def script(templates: dict[str, Any]) -> str:
 
 
 def _written(script: str, root: Path) -> str:
-    """Run the head of the user data, which writes run.env, and return what it wrote."""
-    program = script[: script.index("\nEND_OF_RUN_ENV\n")] + "\nEND_OF_RUN_ENV\n"
+    """Run the head of the user data, which writes the files, and return run.env."""
+    end = "\nEND_OF_FILE\n"
+    program = script[: script.rindex(end)] + end
     subprocess.run(["bash"], input=program, text=True, check=True, env={"MACHINE_ROOT": str(root)})
     return (root / "etc/training/run.env").read_text(encoding="utf-8")
 
@@ -88,4 +89,4 @@ def test_the_longest_values_fit(
 def test_fails_when_the_user_data_grows_too_long() -> None:
     environment = sample_run_env(StackParameters.for_size("g5.xlarge"))
     with pytest.raises(ValueError, match=r"EC2 takes 16384: shorten"):
-        user_data.render(environment, "#" * 16_000)
+        user_data.render({**environment, "OVERRIDES": "o" * 12_000})

@@ -190,7 +190,7 @@ class Rig:
         **settings: Any,
     ) -> ProcessMachine:
         """Power a new machine on, with the user data that the stack would render."""
-        instance_id = self._instance()
+        instance_id = self.instance()
         written = dict(variables or self.run_env())
         self.aws.client("ssm").put_parameter(
             Name=f"{self.parameter.rpartition('/')[0]}/bundle-uri",
@@ -198,7 +198,7 @@ class Rig:
             Type="String",
             Overwrite=True,
         )
-        user_data = render(written, (USERDATA / "first_boot.sh").read_text())
+        user_data = render(written)
         machine = ProcessMachine(
             folder=self.folder / f"machine-{len(self.machines)}",
             environment={
@@ -223,7 +223,7 @@ class Rig:
         backend = ec2_backends["123456789012"]["us-east-1"]
         backend.get_instance(machine.instance_id).disable_api_termination = is_protected
 
-    def _instance(self) -> str:
+    def instance(self) -> str:
         """Have EC2 run one more instance, for the next machine."""
         ran = self.aws.client("ec2").run_instances(
             ImageId="ami-0123456789abcdef0", MinCount=1, MaxCount=1
@@ -232,7 +232,11 @@ class Rig:
 
     def instance_state(self, machine: ProcessMachine) -> str:
         """The state of the machine's instance in EC2."""
-        found = self.aws.client("ec2").describe_instances(InstanceIds=[machine.instance_id])
+        return self.state_of(machine.instance_id)
+
+    def state_of(self, instance_id: str) -> str:
+        """The state of an instance in EC2."""
+        found = self.aws.client("ec2").describe_instances(InstanceIds=[instance_id])
         return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
 
     def close(self) -> None:

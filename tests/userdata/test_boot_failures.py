@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines.machine import BOOT, TRAINING
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import EC2_DISKS, SHIMS, ProcessMachine
-from tests.userdata.rig import USERDATA, Rig, calls, install, run_on, wait, wait_until
+from rehearsal.machines.quirks import Quirks
+from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")
 NO_PATIENCE = {"DISK_WAIT_SECONDS": "0", "FETCH_ATTEMPTS": "1"}
@@ -109,21 +111,57 @@ def test_without_a_bundle_the_machine_ends(rig: Rig) -> None:
     assert "boot failed at fetch: no boot started from s3://assets/missing.zip" in reason
 
 
-def test_user_data_ends_the_machine_wherever_it_fails(tmp_path: Path) -> None:
+OLD_PYTHON = """case "$1" in
+-c) exit 1 ;;
+--version) echo Python 3.10.12; exit ;;
+esac
+exec "$real" "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("quirks", "has"),
+    [
+        (Quirks(lacks=("aws",)), "no AWS CLI, neither aws on the PATH nor in /opt/pytorch/bin"),
+        (Quirks(programs={"python3": OLD_PYTHON}), "Python 3.10.12, and the boot needs 3.11"),
+    ],
+    ids=["without aws", "with an old python3"],
+)
+def test_an_image_that_no_boot_could_use_ends_the_machine_and_is_named(
+    rig: Rig, quirks: Quirks, has: str
+) -> None:
+    machine = rig.machine(quirks=quirks)
+    reason = reason_of_the_machines_end(rig, machine)
+    assert reason.startswith(f"boot failed at fetch: the image has {has}")
+    assert "; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter); " in reason
+
+
+def test_user_data_ends_the_machine_wherever_it_fails(rig: Rig, tmp_path: Path) -> None:
+    machine = rig.instance()
     (tmp_path / "var/lib/cloud/data").mkdir(parents=True)
-    (tmp_path / "var/lib/cloud/data/instance-id").write_text("i-1\n")
+    (tmp_path / "var/lib/cloud/data/instance-id").write_text(f"{machine}\n")
+    (tmp_path / "etc/training").mkdir(parents=True)
+    shutil.copy(USERDATA / "end_machine.py", tmp_path / "etc/training")
     (tmp_path / "opt").write_text("no folder can be made here")
-    aws = install(tmp_path / "bin/aws", '#!/bin/bash\necho "$*" >>"$MACHINE_ROOT/calls"\n')
     # Nobody reads what it says.
-    with Path("/dev/full").open("w") as log:
+    with (
+        MetadataServer(instance=RehearsedInstance(id=machine)) as metadata,
+        Path("/dev/full").open("w") as log,
+    ):
         subprocess.run(
             ["bash", USERDATA / "first_boot.sh"],
-            env={"MACHINE_ROOT": str(tmp_path), "PATH": f"{aws.parent}:/usr/bin:/bin"},
+            env={
+                "MACHINE_ROOT": str(tmp_path),
+                "PATH": "/usr/bin:/bin",
+                "AWS_ENDPOINT_URL": rig.aws.endpoint,
+                "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
+                "TERMINATE_RETRY_SECONDS": "0.1",
+            },
             stdout=log,
             stderr=log,
             check=False,
         )
-    assert (tmp_path / "calls").read_text().endswith("terminate-instances --instance-ids i-1\n")
+    assert rig.state_of(machine) in ("shutting-down", "terminated")
 
 
 def test_a_killed_bootstrap_ends_the_machine(rig: Rig) -> None:

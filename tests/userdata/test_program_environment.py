@@ -13,7 +13,7 @@ from contract.source import source_sha256
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA, wheel
-from userdata.program_environment import make_scripts_executable, refusal
+from userdata.program_environment import make_environment, make_scripts_executable, refusal
 
 # Leaves files in the folder that it builds, as setuptools does; needs no index.
 BACKEND = """
@@ -229,6 +229,45 @@ def test_fails_on_requirements_that_no_machine_could_install() -> None:
     assert (
         reason == "the requirements contradict each other: a 1 depends on b<2; c 1 depends on b>2"
     )
+
+
+NO_GCC = "error: [Errno 2] No such file or directory: 'gcc'"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        (NO_GCC, True),
+        ("cext.c:1:10: fatal error: nofile.h: No such file or directory", True),
+        ("./build_bundled.sh: line 14: cmake: command not found", True),
+        ("ModuleNotFoundError: No module named 'torch'", True),
+        ("Problem with the CMake installation, aborting build. CMake executable is cmake", True),
+        # Another machine may have a network, or room.
+        ("httpx.ConnectError: [Errno -2] Name or service not known", False),
+        ("error: [Errno 28] No space left on device", False),
+        ("gcc: fatal error: Killed signal terminated program cc1", False),
+    ],
+)
+def test_fails_on_a_build_that_lacks_what_no_machine_of_the_image_has(
+    said: str, is_refused: bool
+) -> None:
+    # As pip quotes it; a program's own words are not indented.
+    lines = ["Collecting cext==1.0", "  Building wheel for cext (pyproject.toml): started"]
+    reason = refusal([*lines, f"      {said}", "  ERROR: Failed building wheel for cext"])
+    assert (reason is not None) == is_refused
+    if is_refused:
+        assert str(reason).startswith("cext has no wheel for this Python and platform, and this")
+        assert f" cannot build it: {said}; require a version with a wheel" in str(reason)
+    assert refusal([said]) is None
+
+
+def test_a_link_of_the_image_that_leads_nowhere_is_no_script(tmp_path: Path) -> None:
+    image = make_environment(tmp_path / "image", sys.executable, image=None)
+    (tmp_path / "image/bin/runs").symlink_to("nowhere")
+    (tmp_path / "image/bin/launcher").write_text(f"#!{image}\n")
+    made = make_environment(tmp_path / "own", sys.executable, image=image)
+    assert Path(made).with_name("launcher").read_text() == f"#!{made}\n"
+    assert not Path(made).with_name("runs").exists()
 
 
 def test_scripts_can_be_started_after_the_zip_lost_their_modes(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from contract.readable import readable, table
 from training.cli.run import add_override, add_writer, checked_folder, positive_int
 from training.durable import (
     Brought,
+    DataRefusedError,
+    DataReport,
     Events,
     FileProgressBar,
     FolderOutput,
@@ -272,23 +274,31 @@ def _make(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     # Everything else goes to stderr, so that the JSON can be piped.
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        workload = _workload(options)
-        manifest = _imported(options, workload)
-        where = str(options.out or options.dataset_uri)
-        follows = show_next(options.workload, workload, manifest, where, options.dataset_uri)
+    try:
+        with redirect_stdout(sys.stderr) if options.json else nullcontext():
+            workload = _workload(options)
+            manifest, report = _imported(options, workload)
+            where = str(options.out or options.dataset_uri)
+            follows = show_next(options.workload, workload, manifest, where, options.dataset_uri)
+    except DataRefusedError as error:
+        if options.json:
+            print(json.dumps(error.report.as_json(), indent=1))
+        raise
     if options.json:
-        print(json.dumps(follows, indent=1))
+        warned = {"warned": report.as_json()["warned"]} if report else {}
+        print(json.dumps({**follows, **warned}, indent=1))
     return Exit.FINISHED
 
 
-def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping[str, Any]:
-    """Make the dataset and upload it if this was asked for; return its manifest."""
+def _imported(
+    options: argparse.Namespace, workload: "Workload[Any]"
+) -> tuple[Mapping[str, Any], DataReport | None]:
+    """Make the dataset, upload it if this was asked for; return its manifest and its report."""
     from training.workload import Workload, implements
 
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
         if implements(workload, Workload.pack_dataset):
-            return _import_packed(options, workload.name, workload, Path(scratch))
+            return _import_packed(options, workload.name, workload, Path(scratch)), None
         if options.out is None:
             raise UserError(f"workload {workload.name!r} makes its dataset in a folder; add --out")
         _check_folder(options.out, workload.name)
@@ -304,13 +314,15 @@ def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping
         checked_folder(options.out)
         with _whole_folder(options.out):
             with ProgressBar(f"importing {what}", total) as bar:
-                meta = act(
+                made = act(
                     source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
                 )
+            meta = {name: value for name, value in made.items() if name != "report"}
+            report = made.get("report")
             manifest = _finish_making(options.out, workload.name, meta, began)
     if store is not None:
         _send(options.out, store)
-    return manifest
+    return manifest, report
 
 
 def _import_packed(

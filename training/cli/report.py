@@ -16,6 +16,7 @@ from contract.cleared_folder import cleared_folder
 from contract.errors import Exit, UserError
 from contract.keys import REPORT
 from contract.lineage import Line
+from contract.readable import shown
 from training.cli.run import RUN_URI, checked_file, checked_folder, positive
 from training.durable import Head, History, OpenRun, Store, StoreError, SweptRuns, write_report
 
@@ -42,7 +43,7 @@ def _report(options: argparse.Namespace) -> int:
         if options.out is not None:
             sweep.store.get_file(REPORT, checked_file(options.out))
         rows = [each.row() for each in sweep.runs]
-        print(json.dumps(rows, indent=1) if options.json else verdict)
+        print(json.dumps(rows, indent=1) if options.json else shown(verdict))
         return Exit.FINISHED
     run = OpenRun.at(options.run_uri)
     store, head = run.store, run.head
@@ -64,7 +65,7 @@ def _report(options: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=1))
     else:
-        print(summary)
+        print(shown(summary))
         print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
     return Exit.FINISHED
 

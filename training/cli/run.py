@@ -27,6 +27,7 @@ from contract.grammar import (
 )
 from contract.notice import MAX_SECONDS
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
+from contract.readable import shown
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
 from training.durable import (
@@ -393,7 +394,7 @@ def _fail(arguments: argparse.Namespace) -> int:
     store = open_store(arguments.run_uri)
     head = fail_run(store, arguments.writer, arguments.reason)
     text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
-    print(text + ("" if head.generation else " (no attempt had started)"))
+    print(shown(text) + ("" if head.generation else " (no attempt had started)"))
     return Exit.FINISHED
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.durable.attempt.resume_point import DamagedCheckpointError
     from training.durable.attempt.supervisor import Supervisor, Work
     from training.durable.attempt.world import AttemptContext, RankEnvironment, World
-    from training.durable.data_report import DataFinding, DataReport
+    from training.durable.data_report import DataFinding, DataRefusedError, DataReport
     from training.durable.dataset_output import FinishedFiles, FolderOutput, Output
     from training.durable.errors import (
         AttemptEndedError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from training.durable.report.progress import FileProgressBar, ProgressBar, configure_logging
     from training.durable.report.receipt import RunResult, fail_run
     from training.durable.save.snapshots.quiet import QuietTime
-    from training.durable.save.snapshots.snapshot import export_snapshot
+    from training.durable.save.snapshots.restore import export_snapshot
     from training.durable.save.tensors.checkpointer import Checkpointer
     from training.durable.save.tensors.memory import data_bytes, free_bytes, page_lock, used_bytes
     from training.durable.save.tensors.policy import CheckpointPolicy
@@ -95,8 +95,9 @@ __all__ = [
     "STRAY_KINDS", "AnswerLostError", "AttemptContext", "AttemptEndedError",
     "AttemptOptions", "Brought", "CheckpointContent", "CheckpointEntry", "CheckpointPolicy",
     "Checkpointer", "CredentialsError", "DamagedCheckpointError", "DataFinding",
-    "DataReport", "DivergedError", "Divergence", "Events", "Extension", "FileProgressBar",
-    "FinishedFiles", "FolderOutput", "GoBackError", "Head", "HeldRun", "History", "Hosts",
+    "DataRefusedError", "DataReport", "DivergedError", "Divergence", "Events", "Extension",
+    "FileProgressBar", "FinishedFiles", "FolderOutput", "GoBackError", "Head", "HeldRun",
+    "History", "Hosts",
     "ImportSource", "InterruptedRunError", "LiveState", "LocalDataset", "MachineError",
     "OpenRun", "Output", "Position", "ProgramOptions", "ProgressBar", "QuietTime",
     "RankEnvironment", "Reopened", "Resume", "Retention", "RunConfig", "RunFailedError",

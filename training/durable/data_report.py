@@ -44,7 +44,7 @@ class DataReport:
             more = (
                 f"; `data check --workload` lists {len(refusals) - 3} more" if refusals[3:] else ""
             )
-            raise UserError(f"the dataset cannot be trained on: {named}{more}")
+            raise DataRefusedError(f"the dataset cannot be trained on: {named}{more}", self)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON, for programs."""
@@ -54,3 +54,11 @@ class DataReport:
             "warned": [asdict(finding) for finding in self.warnings],
             "tables": {title: [dict(row) for row in rows] for title, rows in self.tables.items()},
         }
+
+
+class DataRefusedError(UserError):
+    """A dataset would break training; the report has every finding, for programs."""
+
+    def __init__(self, message: str, report: DataReport) -> None:
+        super().__init__(message)
+        self.report = report

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from contract.errors import Exit, UserError
+from contract.readable import shown
 
 # Errors that say this machine's disk is full; another machine may have room.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -84,5 +85,6 @@ def exit_code_of(act: Callable[[], int]) -> int:
 
 
 def _report(error: object, code: int) -> int:
-    print(f"{'interrupted' if code == Exit.INTERRUPTED else 'error'}: {error}", file=sys.stderr)
+    kind = "interrupted" if code == Exit.INTERRUPTED else "error"
+    print(shown(f"{kind}: {error}"), file=sys.stderr)
     return code

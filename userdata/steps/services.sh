@@ -6,10 +6,6 @@ source userdata/lib.sh
 
 mkdir -p "$root/etc/systemd/system"
 cp userdata/units/*.service "$root/etc/systemd/system/"
-# The image's packages are kept: no upgrade may replace the driver or restart the trainer mid-run.
-mkdir -p "$root/etc/apt/apt.conf.d" "$root/etc/needrestart/conf.d"
-cp userdata/no-upgrades.conf "$root/etc/apt/apt.conf.d/99-training.conf"
-cp userdata/needrestart.conf "$root/etc/needrestart/conf.d/training.conf"
 systemctl daemon-reload
 systemctl enable --now training-events.service
 systemctl enable --now training-metrics.service

@@ -210,6 +210,8 @@ IMAGE_FILES = Path(__file__).parent / "image"
 # systemd in a container treats this signal like the power button.
 POWER_OFF = signal.SIGRTMIN + 4
 POWER_ON = Path(__file__).parent / "power_on.sh"
+# Those that the image's own programs trust.
+AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
 # By this prefix cloud-init recognizes EC2 in a container, which has no DMI data.
 UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
@@ -413,6 +415,7 @@ class NspawnMachine(RehearsedMachine):
                 # A lent environment consists of links into PYTORCH.
                 for place in ((PYTORCH,) if self.quirks.lacks else (PYTORCH, pytorch))
             ),
+            f"--bind-ro={self.network.authorities.resolve()}:{AUTHORITIES}",
         ]
 
     def _furnish(self) -> None:

@@ -39,6 +39,22 @@ def test_a_resource_that_somebody_deleted_is_reported_missing(stacks: Any) -> No
     assert stacks.aws.engine.missing_resources(["robbed"]) == [
         f"robbed: Topic (AWS::SNS::Topic {topic})"
     ]
+    client = stacks.aws.client("cloudformation")
+    assert stack_drift(client) == "NOT_CHECKED"
+    detection = client.detect_stack_drift(StackName="robbed")["StackDriftDetectionId"]
+    found = client.describe_stack_drift_detection_status(StackDriftDetectionId=detection)
+    assert (found["DetectionStatus"], found["StackDriftStatus"]) == (
+        "DETECTION_COMPLETE",
+        "DRIFTED",
+    )
+    assert stack_drift(client) == "DRIFTED"
+    (gone,) = client.describe_stack_resource_drifts(StackName="robbed")["StackResourceDrifts"]
+    assert (gone["LogicalResourceId"], gone["StackResourceDriftStatus"]) == ("Topic", "DELETED")
+
+
+def stack_drift(client: Any) -> str:
+    (found,) = client.describe_stacks(StackName="robbed")["Stacks"]
+    return str(found["DriftInformation"]["StackDriftStatus"])
 
 
 def test_an_update_in_place_keeps_the_resource(stacks: Any) -> None:

@@ -1,10 +1,12 @@
 """A fleet of two groups on the embedded AWS: what it requests, what stays, the ways to zero."""
 
+import json
 from typing import Any
 
 import pytest
 
 from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
+from embedded_aws.capacity import Course
 from embedded_aws.fleet import CAPACITY
 from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, instances_of_stack
 from stacks.guard.settings import GuardSettings, quick_client
@@ -101,3 +103,38 @@ def test_a_group_is_resumed_unless_a_person_suspended_it(
     monkeypatch.setattr(client, "resume_processes", lambda **given: resumed.append(given))
     fleet.keep_launching()
     assert resumed == [{"AutoScalingGroupName": NAME, "ScalingProcesses": ["Launch"]}]
+
+
+def test_the_guard_starts_it_falls_back_to_on_demand_and_returns_to_spot(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    StackFleet.of(scene.fleet_id).cancel()
+    quick_client("ssm").put_parameter(
+        Name="/TrainingStack/fleet-id", Value=NAME, Type="String", Overwrite=True
+    )
+    plan = {"stages": {"head": 3600.0}, "restart_seconds": 180.0, "save_seconds": 15.0}
+    deadline = {
+        "DEADLINE_HOURS": 1.5,
+        "CALL_EVERY_SECONDS": 180,
+        "FORECAST": json.dumps({**plan, "interval_seconds": 300.0}),
+    }
+
+    def called(hours: float, spot: int, seconds_left: float) -> tuple[str, list[str]]:
+        CAPACITY[0].follow([Course(steps=((0, spot),))])
+        newest = {"name": "00000010-g0001-a", "stage": "head", "seconds_left": seconds_left}
+        scene.write("head.json", {"state": "running", "checkpoints": [newest]})
+        markets(scene)
+        action = scene.tick(hours_later=hours, **deadline)["action"]
+        return action, markets(scene)
+
+    assert called(0.01, 1, 3600) == ("start", [SPOT])
+    assert called(0.02, 0, 3600) == ("none", [])
+    assert called(0.2, 0, 3600) == ("market", [ON_DEMAND])
+    # It is no longer requested, and stays until Spot is there.
+    assert called(0.21, 0, 3600) == ("market", [ON_DEMAND])
+    assert fleet.read_capacity() == (1, 0)
+    assert called(0.33, 1, 2600) == ("market", [SPOT])
+    assert called(0.34, 1, 2600) == ("none", [SPOT])
+    scene.write("head.json", {"state": "finished", "checkpoints": []})
+    assert scene.tick(hours_later=0.4, **deadline)["action"] == "to-zero"
+    assert (markets(scene), fleet.read_capacity(), fleet.is_new()) == ([], (0, 0), False)

@@ -50,6 +50,11 @@ def test_dollars_are_counted_by_market() -> None:
         "on-demand": {"hours": 2.0, "usd": 2.4},
     }
     assert (ledger.billed_hours(), ledger.billed_usd()) == (5, 3.9)
+    # EC2 says when this one ended, whenever somebody asks: `runs cost` keeps no ledger.
+    for later in (5, 9):
+        asked = Ledger()
+        asked.observe(SETTINGS, [_instance("i-1", is_live=False, ended=HOUR)], later * HOUR, SEEN)
+        assert (asked.billed_hours(), asked.billed_usd()) == (1, 0.5)
 
 
 def test_each_hour_counts_at_the_price_that_ec2_had_then_with_volumes() -> None:

@@ -97,6 +97,8 @@ class Container:
         UserError if the dataset has no folder for a channel.
         """
         for folder in (self.root / "input", self.model, self.output):
+            if folder.is_symlink():  # the program's, to where there is more room
+                folder.unlink()
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (
             *(self.config, self.root / "input" / "data", self.checkpoints, self.model),

@@ -31,13 +31,18 @@ from training.workloads.detection.coco import (
     divided_by_folder,
     find_images,
     find_sources,
-    is_file,
     read_split,
     split_of,
     unlisted_images,
 )
 from training.workloads.detection.coco_faults import CocoFaults, shown
-from training.workloads.detection.image_files import UPRIGHT, ImageFault, StoredSize, examine
+from training.workloads.detection.image_files import (
+    UPRIGHT,
+    ImageFault,
+    StoredSize,
+    examine,
+    is_file,
+)
 
 if TYPE_CHECKING:
     # It imports torch.
@@ -76,7 +81,7 @@ def check(folder: Path, progress: "Progress") -> Checked:
     faults = CocoFaults()
     root, sources = find_sources(folder, faults)
     read = [_read(root, source, faults) for source in sources]
-    splits = [part for split in read if split for part in divided_by_folder(root, split)]
+    splits = [part for split in read if split for part in divided_by_folder(root, split, faults)]
     if not faults.is_refused:  # otherwise refused records would seem to be missing
         _check_categories(splits, faults)
         _check_unlisted(root, splits, faults)
@@ -89,7 +94,8 @@ def check(folder: Path, progress: "Progress") -> Checked:
 
 def _read(root: Path, source: Source, faults: CocoFaults) -> CocoSplit | None:
     if source.content is not None:
-        return split_of(source.content, source.split, lambda _: root, faults)
+        split = split_of(source.content, source.split, lambda _: (root, {}), faults)
+        return None if split is None else replace(split, is_converted=True)
     return read_split(source.path, source.split, partial(find_images, root, source), faults)
 
 
@@ -97,7 +103,8 @@ def check_annotations(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
     """Do the cheap checks, which need only the annotations."""
     for split in splits:
         _check_boxes(split, faults)
-        if not split.can_be_learned.any():
+        # Refused records are not missing ones.
+        if not split.can_be_learned.any() and not faults.is_refused:
             but = ", only crowds and empty boxes" if len(split.labels) else ""
             faults.add("no-objects", f"{split.name} has no objects in its {len(split)} images{but}")
         most = int(split.objects_per_image.max())
@@ -263,7 +270,7 @@ def _strange(split: CocoSplit, of_image: _Array) -> Iterator[tuple[str, _Array, 
         yield "box-relative", w >= 0, "and all others are as small"
         return
     fit_as_corners = (w > x) & (h > y) & (w <= width + 1) & (h <= height + 1)
-    if passes.mean() > 0.1 and fit_as_corners.all():
+    if passes.mean() > 0.1 and fit_as_corners.all() and not split.is_converted:
         yield "box-corners", passes, "which crosses its border, as many do"
         return
     empty = (w == 0) | (h == 0)
@@ -294,9 +301,10 @@ def as_read(split: CocoSplit, stored: Sequence[StoredSize | None], faults: CocoF
         own, annotated = split.objects(index), (int(sizes[index, 1]), int(sizes[index, 0]))
         drawn_on, where = _drawn_on(annotated, image), f"{split.name}: {split.files[index]}"
         text = "has {}x{} pixels, but is annotated as {}x{}".format(*image.size, *annotated)
-        ends_N2 = boxes[own, :2] + boxes[own, 2:] - _ROUNDING_PIXELS
-        # A box beyond the annotated size, but not beyond the image, was not drawn on that size.
-        if (ends_N2 > annotated).any() and (ends_N2 <= image.upright).all():
+        centers_N2 = boxes[own, :2] + boxes[own, 2:] / 2
+        # A box may overhang its image. If most of one is beyond the annotated size, but not beyond
+        # the image, it was not drawn on that size.
+        if (centers_N2 > annotated).any() and (centers_N2 <= image.upright).all():
             drawn_on, text = None, "is annotated as {}x{}, but has a box beyond".format(*annotated)
         if drawn_on is None:
             faults.add("image-size", f"{where} {text}")

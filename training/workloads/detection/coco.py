@@ -31,13 +31,20 @@ from training.workloads.detection.coco_faults import (
     is_text,
     refuse_layout,
 )
-from training.workloads.detection.image_files import IMAGE_SUFFIXES, upright_size
+from training.workloads.detection.image_files import (
+    NamedImages,
+    composed,
+    is_file,
+    is_visible,
+    upright_size,
+)
 from training.workloads.detection.other_formats import convert
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Floats: TypeAlias = npt.NDArray[np.float64]
-# The names of images -> the folder that they are relative to.
-_FindImages: TypeAlias = Callable[[list[str]], Path]
+# The names of images -> the folder that they are relative to, and the files of names that are
+# written in another way.
+_FindImages: TypeAlias = Callable[[list[str]], tuple[Path, Mapping[str, str]]]
 
 # Including paths with a drive letter, and URLs.
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|\w+://")
@@ -79,6 +86,7 @@ class CocoSplit:
     areas: _Floats
     crowds: npt.NDArray[np.bool_]
     is_of_label_studio: bool = False
+    is_converted: bool = False  # from a format in which a box is not [x, y, width, height]
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -122,9 +130,9 @@ def split_of(
 ) -> CocoSplit | None:
     """Make a split from COCO's three lists; None if nothing in them can be used."""
     records = [record for record in content["images"] if isinstance(record, dict)]
-    names = [record.get("file_name") for record in records]
-    folder = find_images([name.replace("\\", "/") for name in names if is_text(name)])
-    reader = _Reader(name=name, folder=folder, faults=faults)
+    names = [_file_name(record) for record in records]
+    folder, files = find_images([name.replace("\\", "/") for name in names if is_text(name)])
+    reader = _Reader(name=name, folder=folder, files=files, faults=faults)
     by_id = reader.categories(_without_project(content["categories"], content["annotations"]))
     images = reader.images(content["images"])
     boxes = reader.boxes(content["annotations"], images, by_id) if images and by_id else []
@@ -183,6 +191,11 @@ def _content(path: Path, faults: CocoFaults) -> dict[str, Any] | None:
     return None if missing else content
 
 
+def _file_name(record: Mapping[str, Any]) -> Any:
+    """Return an image's name; LVIS has its URL only, whose end it is."""
+    return record.get("file_name") or record.get("coco_url")
+
+
 def _without_project(categories: list[Any], annotations: list[Any]) -> list[Any]:
     """Drop the project, which Roboflow lists as a category: the supercategory of the others.
 
@@ -201,12 +214,18 @@ def _without_project(categories: list[Any], annotations: list[Any]) -> list[Any]
     return [record for record in categories if not any(record is each for each in project)]
 
 
+def _is_outside(file: str) -> bool:
+    """Return whether a path is absolute, a URL, or leaves its folder."""
+    return bool(_ABSOLUTE.match(file)) or ".." in Path(file.replace("\\", "/")).parts
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reader:
     """A reader of one file's records that notes what is wrong with them."""
 
     name: str  # of the split, for messages
     folder: Path  # of its images
+    files: Mapping[str, str]  # of names that are written in another way
     faults: CocoFaults
 
     def _records(self, kind: str, records: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -260,27 +279,28 @@ class _Reader:
         found: dict[int, CocoImage | None] = {}
         files: set[str] = set()
         for number, where, record in self._once("image", records, "duplicate-image-id"):
-            found[number], file = None, record.get("file_name")
+            found[number], file = None, _file_name(record)
             if not is_text(file) or not file:
                 self.faults.add("record", f"{where} has the file_name {file!r:.40}")
                 continue
-            is_inside = self._is_inside(where, file)
-            file = file.replace("\\", "/")  # as tools on Windows write it
+            if record.get("not_exhaustive_category_ids"):  # LVIS
+                self.faults.add("not-exhaustive", f"{where} is not exhaustively annotated")
+            plain = file.replace("\\", "/")  # as tools on Windows write it
+            if _is_outside(plain) and plain not in self.files:
+                self.faults.add("absolute-path", f"{where} is {file!r}")
+                continue
+            if _is_outside(plain):
+                text = f"{where} is {file!r}, which was found as {self.files[plain]}"
+                self.faults.add("found-elsewhere", text)
+            file = self.files.get(plain, plain)
             if file in files:
                 self.faults.add("duplicate-file", f"{where} is {file}, like another image")
-            elif is_inside and (size := self._size(where, record, file)):
+            elif size := self._size(where, record, file):
                 files.add(file)
                 found[number] = CocoImage(number, file, *size)
         if not records:
             self.faults.add("no-images", f"{self.name} has no images")
         return found
-
-    def _is_inside(self, where: str, file: str) -> bool:
-        """Return whether a path is relative and stays in its folder."""
-        if _ABSOLUTE.match(file) or ".." in Path(file.replace("\\", "/")).parts:
-            self.faults.add("absolute-path", f"{where} is {file!r}")
-            return False
-        return True
 
     def _size(self, where: str, record: Mapping[str, Any], file: str) -> tuple[int, int] | None:
         height, width = (exact_id(record.get(key)) for key in ("height", "width"))
@@ -348,19 +368,32 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {what}; pass the folder of a dataset in COCO's format")
-    found = list(_candidates(folder))
-    if not found and (converted := convert(folder, faults)):
+    every, reasons = list(_candidates(folder)), CocoFaults()
+    found = [source for source in every if _has_lists(source.path)]
+    if not found and (converted := convert(folder, reasons)):
         found = [Source(split or UNDIVIDED, folder, of) for split, of in converted.items()]
     if not found:
-        inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-        if len(inside) == 1 and inside[0].is_dir():
+        inside = [path for path in folder.iterdir() if is_visible(path.name) and path.is_dir()]
+        if len(inside) == 1:
             return find_sources(inside[0], faults)
+    faults.include(reasons)
+    if found or every:
+        return folder, _by_split(folder, found or every, every, faults)
+    if not faults.is_refused:
         raise refuse_layout(f"{folder} has no annotation file in COCO's format")
+    return folder, []
+
+
+def _by_split(
+    folder: Path, found: list[Source], every: list[Source], faults: CocoFaults
+) -> list[Source]:
+    """Return one source for each split; note the files of `every` that are left out."""
     if any(source.split != UNDIVIDED for source in found):
-        for source in found:
-            if source.split == UNDIVIDED and source.content is None:
-                faults.add("unread-file", f"{source.path.relative_to(folder)} names no split")
         found = [source for source in found if source.split != UNDIVIDED]
+    for source in every:
+        if source not in found:
+            why = "names no split" if source.split == UNDIVIDED else "has none of COCO's lists"
+            faults.add("unread-file", f"{source.path.relative_to(folder)} {why}")
     by_split: dict[str, Source] = {}
     for source in found:
         split = source.split
@@ -370,30 +403,38 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
             what = "are both of one dataset" if split == UNDIVIDED else f"both describe {split}"
             raise UserError(f"{names} {what}; keep only one of them")
         by_split[split] = source
+    if by_split.keys() == {"train"}:  # which holds nothing out, so the import divides it
+        by_split = {UNDIVIDED: by_split["train"]._replace(split=UNDIVIDED)}
     if UNDIVIDED not in by_split:
-        _refuse_lacking(folder, by_split)
-    return folder, [by_split[split] for split in (*SPLITS, UNDIVIDED) if split in by_split]
+        _note_lacking(folder, by_split, faults)
+    return [by_split[split] for split in (*SPLITS, UNDIVIDED) if split in by_split]
 
 
-def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
+def divided_by_folder(folder: Path, split: CocoSplit, faults: CocoFaults) -> list[CocoSplit]:
     """Divide images that no annotation file divides, if their own folders hold some out."""
     parents = [Path(file).parts[:-1] for file in split.files.tolist()]
     named = [[name for part in parts if (name := split_within(part))][-1:] for parts in parents]
     names = np.asarray([name[0] if name else UNDIVIDED for name in named])
     if split.name != UNDIVIDED or set(names) <= {"train", UNDIVIDED} or len(set(names)) == 1:
         return [split]
-    _refuse_lacking(folder, set(names))
+    _note_lacking(folder, set(names), faults)
     return [split.of_images(np.flatnonzero(names == of), of) for of in SPLITS if of in names]
 
 
-def _refuse_lacking(folder: Path, splits: Container[str]) -> None:
-    if lacks := [split for split in ("train", "validation") if split not in splits]:
-        raise refuse_layout(f"{folder} has no annotations for {' and '.join(lacks)}")
+def _note_lacking(folder: Path, splits: Container[str], faults: CocoFaults) -> None:
+    if "train" not in splits:
+        raise refuse_layout(f"{folder} has no annotations for train")
+    if "validation" not in splits:
+        faults.add("drawn-validation", f"{folder} has no annotations for validation")
 
 
 def _candidates(folder: Path) -> Iterator[Source]:
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
-        if _OTHER.search(path.stem) or path.parent.name.startswith(".") or _is_other(path):
+    found = sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
+    found = [p for p in found if all(map(is_visible, p.relative_to(folder).parts))]
+    own = [path for path in found if not _OTHER.search(path.stem)]
+    # Keypoints have boxes too, which count if nothing else has any.
+    for path in own or [path for path in found if path.stem.startswith("person_keypoints_")]:
+        if _is_other(path):
             continue
         split = split_within(path.stem)
         if split is None and path.parent != folder:
@@ -401,17 +442,41 @@ def _candidates(folder: Path) -> Iterator[Source]:
         yield Source(split or UNDIVIDED, path)
 
 
+def _has_lists(path: Path) -> bool:
+    """Return whether a file has one of the lists that only COCO has; its content may be broken."""
+    return re.search(rb'"(images|annotations)"\s*:', path.read_bytes()) is not None
+
+
 def _is_other(path: Path) -> bool:
-    """Return whether a file is LabelMe's, for one image, or Create ML's, by how it begins."""
+    """Return whether a file is another tool's by how it begins: LabelMe's, or a list."""
     with path.open("rb") as file:
-        begin = file.read(4096)
-    if begin.lstrip().startswith(b"["):
-        return b'"coordinates"' in begin
+        begin = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     is_labelme = b'"shapes"' in begin or b'"imageData"' in begin
-    return is_labelme and b'"annotations"' not in begin
+    return begin.startswith(b"[") or (is_labelme and b'"annotations"' not in begin)
 
 
-def find_images(folder: Path, source: Source, files: list[str]) -> Path:
+def find_images(folder: Path, source: Source, files: list[str]) -> tuple[Path, Mapping[str, str]]:
+    """Return the folder of an annotation file's images, and files of names that are not there.
+
+    An image may be called in another form of Unicode. If most names are of another machine (they
+    are absolute, or leave their folder), the longest end of each decides.
+    """
+    images = NamedImages(folder)
+    root = _root_of(folder, source, files, images)
+    lost = [file for file in files if _is_outside(file) or not is_file(root / file)]
+    is_foreign = 2 * sum(map(_is_outside, files)) > len(files)
+    found: dict[str, list[Path]] = {}
+    for file in lost:
+        if not _is_outside(file):
+            found[file] = images.at(root / file)
+        elif is_foreign:
+            found[file] = images.find(file, source.path.parent)
+    found = {file: own for file, own in found.items() if len(own) == 1}
+    root = folder if is_foreign and found else root
+    return root, {file: own[0].relative_to(root).as_posix() for file, own in found.items()}
+
+
+def _root_of(folder: Path, source: Source, files: list[str], images: NamedImages) -> Path:
     """Return the folder to which an annotation file's images are relative: where most exist."""
     near = source.path.parent
     names = [path.name for path in folder.iterdir() if path.is_dir()]
@@ -423,17 +488,17 @@ def find_images(folder: Path, source: Source, files: list[str]) -> Path:
         folder / "images",
         near / "images",
     ]
-    for images in (folder / "images", folder / "data", folder):
-        if images.is_dir():
-            inside = sorted(path for path in images.iterdir() if path.is_dir())
+    for above in (folder / "images", folder / "data", folder):
+        if above.is_dir():
+            inside = sorted(path for path in above.iterdir() if path.is_dir())
             roots += [
                 p for p in inside if split_within(p.name) == source.split or p.name == "default"
             ]
     tried = files[:: max(1, len(files) // _TRIED)]
-    there = [sum(is_file(root / file) for file in tried) for root in roots]
+    there = [sum(images.has(root / file) for file in tried) for root in roots]
     if not any(there):
         roots = _roots_below(folder, tried)
-        there = [sum(is_file(root / file) for file in tried) for root in roots]
+        there = [sum(images.has(root / file) for file in tried) for root in roots]
     if not any(there):  # then where a user would look for them
         name = "images" if source.split == UNDIVIDED else source.split
         return folder / (own[0] if own else name)
@@ -442,30 +507,18 @@ def find_images(folder: Path, source: Source, files: list[str]) -> Path:
 
 def _roots_below(folder: Path, files: list[str]) -> list[Path]:
     """Return the folders, anywhere below `folder`, to which these files would be relative."""
-    ends = {Path(file).parts for file in files}
+    ends = {Path(composed(file)).parts for file in files}
     names = {end[-1] for end in ends if end}
-    found = (path for path in folder.rglob("*") if path.name in names)
+    found = (path for path in folder.rglob("*") if composed(path.name) in names)
     roots = {
         path.parents[len(end) - 1]
         for path in found
         for end in ends
-        if end and path.parts[-len(end) :] == end
+        if end and tuple(map(composed, path.parts[-len(end) :])) == end
     }
     return sorted(roots)
 
 
-def is_file(path: Path) -> bool:
-    """Return whether the file exists; False if its name is too long."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def unlisted_images(folder: Path, listed: set[Path]) -> list[Path]:
     """Return the image files below `folder` that no annotation file names."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file() and path not in listed
-    )
+    return [path for path in NamedImages(folder).paths if path.is_file() and path not in listed]

@@ -35,10 +35,15 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "unknown-category": "add the category, or remove its annotations",
         "absolute-path": "give paths relative to the folder of the images",
         "missing-file": "copy the images there",
+        "several-images": "give their path, or lay both trees out with the same folders",
+        "nameless-classes": "add a data.yaml with their names, a classes.txt or an obj.names",
+        "split-place": "copy its images there, or remove it from that file",
+        "two-splits": "name each image for one split",
         "unreadable-image": "replace the file, or remove the image",
         "pixel-format": "save it with 8 bits per channel",
         "too-large": "divide it into tiles",
         "image-size": "correct the size, or the boxes that were drawn on another one",
+        "image-rotation": "turn it back there, correct its boxes, and export again",
         "label-studio": "Label Studio has written that size, but boxes on the upright image; save "
         "the images upright, and export again",
         "box": "give [x, y, width, height] in pixels",
@@ -59,7 +64,14 @@ _WARNED: Mapping[str, str] = MappingProxyType(
         "duplicate-annotation": "both are trained on",
         "duplicate-image": "each is trained on",
         "few-leaks": "remove them from one of the two splits",
-        "other-shape": "boxes, polygons and circles are learned from",
+        "other-shape": "boxes, polygons, circles, ellipses and masks are learned from",
+        "ignored-region": "they are not used: what is found there counts as wrong",
+        "difficult": "as VOC does, it is neither trained on nor counted as wrong",
+        "other-annotations": "the true one (ground truth) or the newest is used",
+        "swapped-corners": "its corners are put in order",
+        "found-elsewhere": "the image of that name is used",
+        "not-exhaustive": "what is found there and not annotated counts as wrong",
+        "drawn-validation": "an import draws it from train, by --seed",
         "derived-size": "width and height are taken from the file",
         "derived-box": "the box is the mask's extent",
         "derived-area": "the area is that of its mask or box",
@@ -98,6 +110,11 @@ class CocoFaults:
         # A file name may be any bytes, and JSON may hold half a character: neither can be printed.
         printable = text.encode(errors="backslashreplace").decode()
         self._found.setdefault(rule, []).append(printable)
+
+    def include(self, others: "CocoFaults") -> None:
+        """Note the faults of another collection too."""
+        for rule, found in others._found.items():
+            self._found.setdefault(rule, []).extend(found)
 
     @property
     def is_refused(self) -> bool:

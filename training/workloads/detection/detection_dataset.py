@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +26,9 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from contract.errors import UserError
+from training.durable import DataRefusedError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import (
-    UNDIVIDED,
     Category,
     CocoImage,
     CocoSplit,
@@ -69,7 +69,7 @@ def open_split(dataset: "Dataset", split: str) -> CocoSplit:
 def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
     """Read a split, once for all evaluations; `fingerprint` distinguishes datasets at one path."""
     faults = CocoFaults()
-    found = read_split(path, split, lambda _: path.parent.parent / split, faults)
+    found = read_split(path, split, lambda _: (path.parent.parent / split, {}), faults)
     if found is not None:
         check_annotations([found], faults)
     faults.refuse()
@@ -85,9 +85,9 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
     """
     checked = check(folder, lambda done, total: progress(done, 2 * total))
     report = checked.report
+    for finding in report.findings:
+        _log.warning("[%s] %s", "refused" if finding.is_refused else "warning", finding.message)
     report.refuse()
-    for finding in report.warnings:
-        _log.warning("[data] %s", finding.message)
     parts = _parts(checked, seed)
     done = total = sum(len(rows) for _, _, rows in parts)
     for name, split, rows in parts:
@@ -106,7 +106,7 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
         "objects": sum(int(split.objects_per_image.sum()) for split in checked.splits),
         "image_bytes": round(sum(path.stat().st_size for path in images) / len(images)),
     }
-    return {**_meta(checked.splits[0].categories, sizes), **facts}
+    return {**_meta(checked.splits[0].categories, sizes), **facts, "report": report}
 
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
@@ -145,34 +145,41 @@ def _file(number: int) -> str:
 
 def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]"]]:
     """Return for each split its name, the source split and the rows of its images."""
-    first = checked.splits[0]
-    if first.name != UNDIVIDED:
-        return [(split.name, split, list(range(len(split)))) for split in checked.splits]
+    first, *others = checked.splits
+    given = [(split.name, split, list(range(len(split)))) for split in checked.splits]
+    if "validation" in [name for name, _, _ in given]:
+        return given
+    held_out = {"validation"} if others else {*_HELD_OUT_SHARES}  # the other one may be test
     if len(first) < _MIN_COUNT:
-        raise UserError(
+        raise DataRefusedError(
             f"{len(first)} images without splits are too few to divide; provide at least "
-            f"{_MIN_COUNT}, or annotations for train and validation"
+            f"{_MIN_COUNT}, or annotations for train and validation",
+            checked.report,
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
-    divided = _divided(same, seed)
+    divided = _divided(same, seed, held_out)
     can_be_learned = first.can_be_learned
     for name, rows in divided.items():
         if not any(can_be_learned[first.objects(row)].any() for row in rows):
-            raise UserError(
+            raise DataRefusedError(
                 f"none of the {len(rows)} images that were divided into {name} has objects; pass "
-                "another --seed, or provide annotations for train and validation"
+                "another --seed, or provide annotations for train and validation",
+                checked.report,
             )
-    return [(name, first, rows) for name, rows in divided.items()]
+    return [*((name, first, rows) for name, rows in divided.items()), *given[1:]]
 
 
-def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:
+def _divided(
+    groups: "np.ndarray[Any, Any]", seed: int, held_out: Container[str] = _HELD_OUT_SHARES
+) -> dict[str, list[int]]:
     """Divide items into the splits, keeping each group together."""
     rng = np.random.default_rng([_DIVIDE, seed])
     left = rng.permutation(int(groups.max()) + 1)
     count, splits = len(left), dict[str, list[int]]()
     for name, share in _HELD_OUT_SHARES.items():
-        held_out, left = np.split(left, [max(1, round(share * count))])
-        splits[name] = np.flatnonzero(np.isin(groups, held_out)).tolist()
+        if name in held_out:
+            own, left = np.split(left, [max(1, round(share * count))])
+            splits[name] = np.flatnonzero(np.isin(groups, own)).tolist()
     return {"train": np.flatnonzero(np.isin(groups, left)).tolist(), **splits}
 
 

@@ -2,11 +2,21 @@
 
 A camera's file may say that it must be rotated (EXIF). Not all tools do that; the size in the
 annotations shows which pixels were meant. Imports no torch.
+
+Finds the images that annotations name: on another machine, in another form of Unicode (a Mac
+decomposes names), in a parallel tree. What a name leaves open is never guessed.
 """
 
 import hashlib
 import io
+import os
+import re
 import struct
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +36,8 @@ _DAMAGED = (
     *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error),
     Image.DecompressionBombError,
 )
+# Brands of ISO/IEC 23008-12, annex B: images in HEVC.
+_HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 
 
@@ -86,6 +98,8 @@ def examine(path: Path) -> tuple[str, StoredSize | None, list[ImageFault]]:
             image.load()
     except UnidentifiedImageError:
         text = "is not an image that Pillow can read"
+        if content[4:8] == b"ftyp" and content[8:12] in _HEIC:
+            text = "is HEIC, Apple's format, which Pillow cannot read"
         return digest, None, [ImageFault("unreadable-image", text)]
     except _DAMAGED as error:
         return digest, None, [ImageFault("unreadable-image", f"cannot be decoded: {error}")]
@@ -112,3 +126,84 @@ def _orientation(image: Image.Image) -> int:
         return UPRIGHT
     orientation = image.getexif().get(_ORIENTATION, UPRIGHT)
     return orientation if orientation in range(1, 9) else UPRIGHT
+
+
+# What Label Studio puts before the name of an upload.
+_UPLOAD = re.compile(r"[0-9a-f]{8}-(?=.)")
+
+
+def is_visible(name: str) -> bool:
+    """Return whether it is no hidden file or folder, such as those that a Mac adds."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted, without hidden ones and a Mac's own."""
+    paths = sorted(folder.rglob("*"))
+    return [path for path in paths if all(map(is_visible, path.relative_to(folder).parts))]
+
+
+def is_file(path: Path) -> bool:
+    """Return whether the file exists; False if its name is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+class NamedImages:
+    """The images below a folder, by the names that annotation files give them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths = [p for p in visible_files(folder) if p.suffix.lower() in IMAGE_SUFFIXES]
+        self._place: dict[str, Path] = {}
+        self._called = defaultdict[str, list[Path]](list)
+        for path in self.paths:
+            self._place["/".join(self._parts(path))] = path
+            for name in {composed(path.name), composed(path.stem)}:
+                self._called[name].append(path)
+
+    def _parts(self, path: Path) -> tuple[str, ...]:
+        return tuple(map(composed, path.relative_to(self.folder).parts))
+
+    def at(self, path: Path) -> list[Path]:
+        """Return the image at exactly this path, in any form of Unicode."""
+        place = composed(os.path.relpath(path, self.folder).replace(os.sep, "/"))
+        return [self._place[place]] if place in self._place else []
+
+    def has(self, path: Path) -> bool:
+        """Return whether there is a file at this path, or an image in any form of Unicode."""
+        return is_file(path) or bool(self.at(path))
+
+    def find(self, named: str, near: Path, hint: str = "") -> list[Path]:
+        """Return the image that a file in the folder `near` names; several if that is unclear.
+
+        Its path from there decides, then the longest end of it, then the folders that both share
+        (Annotations/a and JPEGImages/a), then an image's folder of the name `hint`.
+        """
+        named = composed(named).replace("\\", "/")
+        parts = tuple(part for part in named.split("/") if part not in ("", ".", ".."))
+        if not parts or (there := self.at(near / named)):
+            return there if parts else []
+        called = self._called.get(parts[-1]) or self._called.get(_UPLOAD.sub("", parts[-1])) or []
+        around = self._parts(near)
+
+        def nearness(path: Path) -> tuple[int, bool, int, bool]:
+            own = self._parts(path)
+            shared = _same(own[:-1], around) + _same(own[-2::-1], around[::-1])
+            return _same(own[::-1], parts[::-1]), own == parts, shared, hint in own[-2:-1]
+
+        scored = [(nearness(path), path) for path in called]
+        best = max((score for score, _ in scored), default=None)
+        return [path for score, path in scored if score == best]
+
+
+def composed(name: str) -> str:
+    """Return a name in the one form of Unicode in which names are compared."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _same(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the equal parts with which both begin."""
+    return len([*takewhile(bool, map(eq, one, other))])

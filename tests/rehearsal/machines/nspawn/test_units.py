@@ -1,10 +1,11 @@
-"""The units' sandboxes under a real systemd: they are in force, and all that is theirs works."""
+"""The units under a real systemd: their sandboxes, and what a failure starts, old and new."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from rehearsal.machines.nspawn.root_image import DEFAULT, NEWER, VARIABLE
 from tests.rehearsal.machines.nspawn.conftest import Boot, left_behind
 
 WORKING = r"""
@@ -68,4 +69,67 @@ def test_handler_and_senders_do_their_work_without_capabilities_or_devices(
         assert int(state["CapBnd"], 16) == int(state["CapEff"], 16) == 0, service
         assert (state["NoNewPrivs"], state["Seccomp"], state["root"]) == ("1", "2", "ro"), service
         assert "null" in state["devices"] and "nvme1n1" not in state["devices"], service
+    assert left_behind(tmp_path) == []
+
+
+# The unit of userdata/ with another trainer, and a note in place of what ends the machine.
+FAILING = r"""#!/bin/bash
+set -o errexit
+mkdir -p /var/log/training /etc/systemd/system/training{{,-failed}}.service.d
+cat >/etc/systemd/system/training.service <<'END'
+{training}
+END
+cat >/etc/systemd/system/training-failed.service <<'END'
+{failed}
+END
+cat >/etc/systemd/system/training.service.d/other.conf <<'END'
+[Service]
+WorkingDirectory=/
+ExecStart=
+ExecStart=sh -c 'echo starts >>/root/said; exit $(cat /root/status)'
+ExecStopPost=
+RestartSec=0.1
+END
+cat >/etc/systemd/system/training-failed.service.d/other.conf <<'END'
+[Service]
+WorkingDirectory=/
+ExecStart=
+ExecStart=sh -c 'systemctl show --property=ActiveState training.service >>/root/said'
+END
+systemctl daemon-reload
+for status in 75 1; do
+    echo $status >/root/status
+    systemctl start training.service
+    sleep 8
+done
+echo "said: $(xargs </root/said) by $(systemctl --version | head -n 1)"
+"""
+
+FAILS = """
+machine = make()
+machine.start()
+said(machine, "said: ")
+print(*(line for line in machine.log_lines() if "said: " in line))
+machine.kill()
+machine.remove()
+"""
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize(("suite", "systemd"), [(DEFAULT, 252), (NEWER, 257)])
+def test_only_the_last_failure_starts_what_ends_the_machine(
+    tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch, suite: str, systemd: int
+) -> None:
+    """As from systemd 254 on only RestartMode=direct makes it; older ones do not know that."""
+    monkeypatch.setenv(VARIABLE, suite)
+    training, failed = (
+        Path(f"userdata/units/{name}.service").read_text()
+        for name in ("training", "training-failed")
+    )
+    process = boot(FAILS, FAILING.format(training=training, failed=failed))
+    said, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, said + errors
+    # Saved and stopped, then three failures.
+    expected = "said: starts starts starts starts ActiveState=failed by systemd"
+    assert f"{expected} {systemd} " in said
     assert left_behind(tmp_path) == []

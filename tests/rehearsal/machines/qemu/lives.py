@@ -25,7 +25,7 @@ from tests.rehearsal.machines.qemu.disk_image import DiskImage, disk_image
 from tests.rehearsal.machines.qemu.host import check_host
 from tests.rehearsal.machines.qemu.machine import DATA, STORE, QemuMachine
 from tests.userdata.conftest import make_rig
-from tests.userdata.rig import REPOSITORY, USERDATA, Rig
+from tests.userdata.rig import REPOSITORY, Rig
 
 # Another volume that is attached as the data volume; what is on it is somebody's.
 FOREIGN = replace(
@@ -238,8 +238,7 @@ def live(folder: Path, image: DiskImage) -> dict[str, Any]:
         upload_bundle(rig)
         network.serve_aws(aws.application, aws.region)
         ran = aws.client("ec2").describe_instances()["Reservations"][0]["Instances"][0]
-        first = (USERDATA / "first_boot.sh").read_text()
-        user_data = render(rig.run_env(), first)
+        user_data = render(rig.run_env())
         machine = QemuMachine(
             folder=folder / "machine",
             image=image,

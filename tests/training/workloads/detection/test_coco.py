@@ -201,6 +201,17 @@ def test_fails_to_import_what_would_break_training(
     message = "the dataset cannot be trained on: train: annotation 1 has the box [2, 3, -4, 6], of"
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    scene.picture(99).save(folder / "val2017/extra.png")
+    broken["annotations"][1]["area"] = None
+    broken["annotations"][3]["category_id"] = 9
+    scene.write(folder / "annotations/instances_train2017.json", broken)
+    assert main([*IMPORT, str(folder), f"--out={tmp_path / 'out'}", "--json"]) == 2
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    found = [finding["rule"] for finding in report["refused"] + report["warned"]]
+    assert found == ["unknown-category", "box-size", "derived-area"]
+    assert "[refused] train: annotation 4 is of category 9, which does not exist; add" in said.err
+    assert "[warning] train: annotation 2 has no area; the area is that of its mask" in said.err
     assert main([*IMPORT, str(tmp_path / "none"), f"--out={tmp_path / 'out'}"]) == 2
     assert "none does not exist; name a folder, a zip or a tar archive" in capsys.readouterr().err
     small = tmp_path / "small"
@@ -208,6 +219,24 @@ def test_fails_to_import_what_would_break_training(
     scene.save_images(scene.content(5), small)
     assert main([*IMPORT, str(small), f"--out={tmp_path / 'out'}"]) == 2
     assert "5 images without splits are too few to divide; provide" in capsys.readouterr().err
+
+
+def test_train_alone_is_divided_and_validation_is_drawn_from_it_beside_a_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, test = scene.content(24), scene.content(6, first=24)
+    folder = scene.lay_out(tmp_path / "own", train, test)
+    (folder / "annotations/instances_val2017.json").rename(folder / "annotations/test.json")
+    (folder / "val2017").rename(folder / "test")
+    assert imported(folder, tmp_path / "both").meta["splits"] == {
+        "train": 20,
+        "validation": 4,
+        "test": 6,
+    }
+    assert "for validation; an import draws it from train, by --seed" in capsys.readouterr().out
+    (folder / "annotations/test.json").unlink()
+    alone = imported(folder, tmp_path / "alone").meta["splits"]
+    assert alone == {"train": 18, "validation": 4, "test": 2}
 
 
 def test_an_archive_is_imported_like_its_folder(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from training.cli.main import main
 assert len(EXPORTS) == 20
 # What the import warns of: a point is not learned; what is not written is derived.
 SAID = {"labelme": ["other-shape"], "coco_with_masks": ["derived-box", "derived-area"]}
+SAID["kitti"] = ["ignored-region"]
 
 
 @pytest.mark.parametrize("write", EXPORTS, ids=lambda write: write.__name__)
@@ -168,6 +169,16 @@ def test_what_holds_nothing_out_is_divided_by_the_import(
     assert _splits(tmp_path) == {"all": [0, 1, 2, 3, 4, 5]}
 
 
+def test_what_is_in_no_split_beside_others_is_left_out_and_named(tmp_path: Path) -> None:
+    for name, number in (("train/a", 0), ("val/b", 1), ("c", 2)):
+        save(tmp_path / f"{name}.png", number)
+        put(tmp_path / f"{name}.xml", voc_xml(f"{Path(name).name}.png"))
+    checked = scene.checked(tmp_path)
+    assert [split.name for split in checked.splits] == ["train", "validation"]
+    (finding,) = checked.report.findings
+    assert finding.message == "c.png is in no annotation file; it is not used"
+
+
 def test_lists_name_images_whose_files_have_the_same_name(tmp_path: Path) -> None:
     _yolo(tmp_path, "", {f"{site}/images": range(1) for site in "abc"})
     save(tmp_path / "b/images/0.png", 1)
@@ -195,6 +206,14 @@ def test_image_sets_of_voc_name_the_splits(tmp_path: Path) -> None:
     assert _splits(tmp_path) == {"train": [0, 2], "validation": [1], "test": [3, 4]}
 
 
+def test_image_sets_without_validation_leave_it_to_the_import(tmp_path: Path) -> None:
+    """As many have of VOC 2007; the image that neither list names is left out."""
+    _voc(tmp_path, {"trainval": "000000\n000001\n000002\n", "test": "000003\n000004\n"})
+    assert _splits(tmp_path) == {"train": [0, 1, 2], "test": [3, 4]}
+    rules = [finding.rule for finding in scene.checked(tmp_path).report.warnings]
+    assert rules == ["drawn-validation", "unlisted-image"]
+
+
 MISSING: dict[str, tuple[Callable[[Path], object], str]] = {
     "folder": (
         lambda folder: _yolo(folder, "train: images/part1\nval: images/val", FOUR),
@@ -217,7 +236,7 @@ MISSING: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one image for both": (
         lambda folder: _yolo(folder, "train: images\nval: images/part2", FOUR),
-        r"names images/part2/[45]\.png for validation, which is also named for train; name each",
+        r"names images/part2/[45]\.png for validation, which is also named for train",
     ),
 }
 
@@ -229,7 +248,7 @@ def test_fails_for_a_split_whose_images_are_missing_or_another_ones(
     write, message = MISSING[case]
     write(tmp_path)
     with pytest.raises(UserError, match=message):
-        scene.checked(tmp_path)
+        scene.checked(tmp_path).report.refuse()
 
 
 def test_files_of_tensorflow_name_the_splits(tmp_path: Path) -> None:
@@ -256,7 +275,7 @@ def test_folders_of_one_coco_file_name_the_splits(tmp_path: Path) -> None:
     of_wall = validation.boxes[validation.labels == 0].tolist()
     assert of_wall == 2 * [[2.0, 3.0, 40.0, 6.0]]
     path = tmp_path / "annotations.json"
-    path.write_text(json.dumps(content).replace("val/", "test/"))
-    (tmp_path / "images/val").rename(tmp_path / "images/test")
-    with pytest.raises(UserError, match="has no annotations for validation"):
+    path.write_text(json.dumps(content).replace("train/", "test/"))
+    (tmp_path / "images/train").rename(tmp_path / "images/test")
+    with pytest.raises(UserError, match="has no annotations for train"):
         scene.checked(tmp_path)

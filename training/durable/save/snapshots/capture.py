@@ -176,7 +176,9 @@ def capture(
         for path, file in listing.files.items()
         if file not in known.files or path in mapped or listing.is_log(path)
     ]
-    own = {path: root / path for path in new}
+    # One name of each file: what has several, by hard links, is read once.
+    names = {(f.device, f.inode): root / path for path, f in reversed(listing.files.items())}
+    own = {path: names[listing.files[path].device, listing.files[path].inode] for path in new}
     copied = None if in_place else _copied(own, staging, listing, moment)
     captured = Capture(
         reason=reason,
@@ -203,8 +205,8 @@ def _copied(
     if not own:
         return {}
     ends = time.monotonic() + _STANDSTILL_SECONDS if moment.is_standstill else math.inf
-    need = sum(listing.files[path].bytes for path in own)
-    copies = {path: staging / str(number) for number, path in enumerate(own)}
+    sizes = {source: listing.files[path].bytes for path, source in own.items()}
+    need, copies = sum(sizes.values()), {source: staging / str(n) for n, source in enumerate(sizes)}
     try:
         staging.mkdir(parents=True)
         if not _has_room(staging, need):
@@ -212,8 +214,8 @@ def _copied(
             if moment.is_standstill:
                 raise SnapshotError(f"no room is left for a copy of {need / 1e6:,.1f} MB")
             return None
-        for path, copy in copies.items():
-            _copy(own[path], copy, ends)
+        for source, copy in copies.items():
+            _copy(source, copy, ends)
     except (OSError, SnapshotError) as error:
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, SnapshotError):
@@ -226,7 +228,7 @@ def _copied(
             raise SnapshotError(f"{error.filename}: {error.strerror}") from error
         _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sending the original")
         return None
-    return copies
+    return {path: copies[source] for path, source in own.items()}
 
 
 def _unreadable(error: OSError) -> SnapshotError:

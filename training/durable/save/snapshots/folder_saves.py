@@ -36,6 +36,7 @@ from training.durable.save.publish import CheckpointPublisher, FailedSaves, Save
 from training.durable.save.snapshots.capture import Capture, CapturedFile, Known, Pack, packed
 from training.durable.save.snapshots.listing import ChangedError, FileState, SnapshotError
 from training.durable.save.snapshots.snapshot import (
+    FOLDER,
     SMALL_BYTES,
     SNAPSHOT,
     Content,
@@ -340,9 +341,11 @@ class FolderSave(Save):
     def _hash_and_send(self) -> _Sent:
         fresh = self._hash()
         placed = dict(self._known.contents)
-        missing = {one.sha256: one for one in fresh if one.sha256 not in placed}
+        missing = {one.sha256: one for one in fresh.values() if one.sha256 not in placed}
         placed |= self._send_files(list(missing.values()))
-        contents = {one.path: replace(placed[one.sha256], extents=one.extents) for one in fresh}
+        contents = {
+            path: replace(placed[one.sha256], extents=one.extents) for path, one in fresh.items()
+        }
         listing = self.capture.listing
         for path, state in listing.files.items():
             if path not in contents:
@@ -354,20 +357,22 @@ class FolderSave(Save):
                 for path, state in listing.files.items()
                 if path not in self.capture.mapped and not listing.is_log(path)
             },
-            changed_bytes=sum(one.size for one in fresh),
+            changed_bytes=sum(one.size for one in set(fresh.values())),
             sent_bytes=sum(self.new_blobs.values()),
         )
 
-    def _hash(self) -> list[CapturedFile]:
-        found = []
+    def _hash(self) -> dict[str, CapturedFile]:
+        found: dict[Path, CapturedFile] = {}
         for path, source in self.capture.sources.items():
+            if source in found:
+                continue
             # A log may have grown before it was copied.
             is_copy = self.capture.staging is not None
             size = source.stat().st_size if is_copy else self.capture.listing.files[path].bytes
-            found.append(CapturedFile(path, source, size))
-        tasks = [task for one in found for task in one.hashing()]
+            found[source] = CapturedFile(path, source, size)
+        tasks = [task for one in found.values() for task in one.hashing()]
         run_all(tasks, self._num_threads, self.progress.stop)
-        return found
+        return {path: found[source] for path, source in self.capture.sources.items()}
 
     def _send_files(self, files: Sequence[CapturedFile]) -> dict[str, Content]:
         """Send the files; return where they are now, by checksum."""
@@ -410,7 +415,8 @@ class FolderSave(Save):
                 for path, f in listing.folders.items()
             ),
             blobs={blob: sizes[blob] for blob in needed},
-            note=capture.note,
+            note={**capture.note, FOLDER: str(self._saves.root.absolute())},
+            hard_links=listing.hard_links,
         )
 
     @contextmanager

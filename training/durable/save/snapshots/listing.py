@@ -98,6 +98,14 @@ class Listing:
         return [path for path, file in self.files.items() if file != other.files[path]]
 
     @property
+    def hard_links(self) -> tuple[tuple[str, ...], ...]:
+        """The paths of each file that has several."""
+        paths: dict[tuple[int, int], list[str]] = {}
+        for path, file in self.files.items():
+            paths.setdefault((file.device, file.inode), []).append(path)
+        return tuple(tuple(group) for group in paths.values() if len(group) > 1)
+
+    @property
     def has_logs_only(self) -> bool:
         """Whether no file in it is anything else."""
         return all(map(self.is_log, self.files))

@@ -33,13 +33,8 @@ from training.durable.save.snapshots.listing import (
     list_folder,
 )
 from training.durable.save.snapshots.processes import stopped
-from training.durable.save.snapshots.snapshot import (
-    Filled,
-    FolderManifest,
-    Reason,
-    fill,
-    read_manifest,
-)
+from training.durable.save.snapshots.restore import Filled, fill
+from training.durable.save.snapshots.snapshot import FolderManifest, Reason, read_manifest
 from training.durable.save.snapshots.watcher import Watcher
 from training.durable.store.protocol import Store, StoreError
 
@@ -125,7 +120,6 @@ class Mirror:
         run (program/container.py). StoreError if no snapshot can be read but one may be
         intact.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._work.mkdir(parents=True, exist_ok=True)
         for left in self._work.glob("staging-*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -150,6 +144,9 @@ class Mirror:
                 f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
                 f"{size:,.1f} MB, {reused:,.1f} MB of which were on the disk"
             )
+            for remark in filled.remarks:
+                _log.warning(f"[restore] {remark}")
+                run.events.emit("restored-otherwise", message=remark)
         self._blobs.sweep()
         return found, passed_over
 

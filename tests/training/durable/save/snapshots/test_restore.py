@@ -2,8 +2,12 @@
 
 import os
 import secrets
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -18,8 +22,13 @@ from tests.training.durable.save.scene import (
 )
 from training.durable.errors import MachineError
 from training.durable.record.metrics import Events
-from training.durable.save.snapshots import snapshot as restore
-from training.durable.save.snapshots.snapshot import Content, FolderManifest, SavedFile
+from training.durable.save.snapshots import restore
+from training.durable.save.snapshots.snapshot import (
+    Content,
+    FolderManifest,
+    SavedFile,
+    read_manifest,
+)
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, StoreError
 
@@ -37,7 +46,7 @@ def two(new_machine: NewMachine) -> Machine:
 
 def blobs_of(store: Store, number: int) -> list[Path]:
     """The files of a snapshot's blobs that the other one does not use."""
-    found = [restore.read_manifest(store, entry).blobs for entry in entries(store)]
+    found = [read_manifest(store, entry).blobs for entry in entries(store)]
     own = found[number].keys() - found[1 - number].keys()
     return [Path(store.uri) / "blobs" / blob for blob in sorted(own)]
 
@@ -154,7 +163,7 @@ def sharing(new_machine: NewMachine) -> Machine:
 def test_what_all_snapshots_share_survives_its_damage(
     sharing: Machine, new_machine: NewMachine, store: Store, damage: str
 ) -> None:
-    snapshots = [restore.read_manifest(store, entry) for entry in entries(store)]
+    snapshots = [read_manifest(store, entry) for entry in entries(store)]
     shared = set.intersection(*(set(one.blobs) for one in snapshots))
     assert len(shared) == 2
     for blob in shared:
@@ -169,7 +178,7 @@ def test_what_all_snapshots_share_survives_its_damage(
     assert tree(second.folder) == tree(sharing.folder)
     second.mirror.start()
     second.save({"a": b"4"})
-    newest = restore.read_manifest(store, entries(store)[-1])
+    newest = read_manifest(store, entries(store)[-1])
     assert not shared & newest.blobs.keys(), "what was damaged is sent again"
     second.vanish()
     assert tree(new_machine("third").folder) == tree(second.folder)
@@ -345,3 +354,131 @@ def test_a_file_of_two_gigabytes_goes_there_and_back(new_machine: NewMachine) ->
     part_bytes = 8 * 1024 * 1024
     assert restore._checksum(one, part_bytes) == restore._checksum(other, part_bytes)
     assert other.stat().st_size == 2_000_000_001
+
+
+def changed(root: Path) -> dict[str, int]:
+    """The time of change of every file and folder."""
+    return {str(p.relative_to(root)): p.lstat().st_ctime_ns for p in root.rglob("*")}
+
+
+def by(key: Callable[[Path], float], root: Path) -> list[str]:
+    """The files' names, sorted as scripts do that look for the newest."""
+    return [path.name for path in sorted(root.rglob("ckpt_*"), key=key)]
+
+
+def write_saves(machine: Machine, number: int) -> list[str]:
+    """Write saves one after another, under names in no order; return the names."""
+    names = [f"run-{n % 3}/ckpt_{n * 7 % number}" for n in range(number)]
+    for name in names:
+        machine.write({name: name.encode()})
+        time.sleep(0.02)
+    return [name.partition("/")[2] for name in names]
+
+
+@pytest.mark.parametrize("by_time", [os.path.getmtime, os.path.getctime])
+def test_files_sorted_by_time_are_in_the_order_of_their_saves(
+    new_machine: NewMachine, by_time: Callable[[Path], float]
+) -> None:
+    """As `max(glob, key=os.path.getctime)` looks for the newest."""
+    first = new_machine("first")
+    first.mirror.start()
+    names = write_saves(first, 31)
+    first.save({})
+    first.vanish()
+    second = new_machine("second")
+    assert by(by_time, second.folder) == names
+    assert tree(second.folder) == tree(first.folder)
+    second.mirror.start()
+    second.save({"another": b"file"})  # one of the newest is lost, and one that is older than all
+    (second.folder / "run-0" / names[0]).unlink()
+    (second.folder / "run-1" / names[-3]).write_bytes(b"after the snapshot")
+    second.vanish()
+    again = new_machine("second")
+    assert by(by_time, again.folder) == names
+
+
+def test_what_is_equal_is_not_touched(new_machine: NewMachine) -> None:
+    first = new_machine("first")
+    first.mirror.start()
+    names = write_saves(first, 6)
+    (first.folder / "latest").symlink_to(f"run-2/{names[-1]}")
+    first.save({})
+    first.vanish()
+    before = changed(first.folder)
+    assert changed(new_machine("first").folder) == before, "the same disk, another supervisor"
+    (first.folder / "run-2" / names[-1]).write_bytes(b"torn")
+    again = new_machine("first")
+    after = changed(again.folder)
+    touched = {path for path in before if before[path] != after[path]}
+    assert touched <= {f"run-2/{names[-1]}", "run-2"}
+    assert again.restored is not None
+    assert again.restored.content.remarks == ()
+
+
+def test_many_times_are_not_waited_for(store: Store, tmp_path: Path) -> None:
+    empty = Content(bytes=0, sha256=restore.hashlib.sha256().hexdigest(), part_bytes=1, blob=None)
+    files = [SavedFile(path=f"{n}", mode=0o644, mtime_ns=n, content=empty) for n in range(5000)]
+    manifest = FolderManifest(reason="quiet", program_says_when=False, files=tuple(files))
+    with patch.object(restore, "_DATING_SECONDS", 0.5):
+        filled = restore.fill(store, manifest, tmp_path / "out")
+    newest = sorted((tmp_path / "out").iterdir(), key=os.path.getctime)[-20:]
+    assert [path.name for path in newest] == [str(n) for n in range(4980, 5000)]
+    told = "".join(filled.remarks)
+    assert not told or "of the oldest files have the same time of change" in told
+
+
+def test_hard_links_stay_links(new_machine: NewMachine, store: Store) -> None:
+    """As timm names one file last, model_best and checkpoint-N."""
+    first = new_machine("first")
+    first.mirror.start()
+    first.write({"last": os.urandom(3_000_000), "apart": b"x" * 10, "other": b"x" * 10})
+    for name in ("best", "checkpoint-9"):
+        (first.folder / name).hardlink_to(first.folder / "last")
+    first.save({})
+    committed = first.mirror.last
+    assert committed is not None
+    assert committed.changed_bytes == 3_000_020, "it is read once"
+    first.vanish()
+    second = new_machine("second")
+    assert (second.folder / "last").stat().st_nlink == 3
+    assert not (second.folder / "apart").samefile(second.folder / "other")
+    second.vanish()
+    # On this disk the program has put a file of the same content in a link's place.
+    (second.folder / "best").unlink()
+    (second.folder / "best").write_bytes((second.folder / "last").read_bytes())
+    (second.folder / "other").unlink()
+    (second.folder / "other").hardlink_to(second.folder / "apart")
+    again = new_machine("second")
+    assert (again.folder / "last").stat().st_nlink == 3
+    assert not (again.folder / "apart").samefile(again.folder / "other")
+    assert tree(again.folder) == tree(first.folder)
+
+
+def test_what_names_the_folder_of_the_machine_before_is_pointed_here_or_said(
+    new_machine: NewMachine, store: Store
+) -> None:
+    first = new_machine("first")
+    first.mirror.start()
+    step = first.folder / "step-3"
+    first.write({"step-3/state": b"3", "last_checkpoint": os.fsencode(step)})
+    (first.folder / "latest").symlink_to(step)
+    (first.folder / "elsewhere").symlink_to("/nowhere")
+    first.save({})
+    first.vanish()
+    assert new_machine("first").restored.content.remarks == ()
+    second = new_machine("second")
+    assert (second.folder / "latest").resolve() == (second.folder / "step-3").resolve()
+    assert (second.folder / "elsewhere").readlink() == Path("/nowhere")
+    told = " ".join(each["message"] for each in Events.read(store, "restored-otherwise"))
+    assert "now point into" in told
+    assert f"last_checkpoint names {first.folder}" in told
+
+
+def test_a_folder_that_became_a_link_is_a_folder_again(
+    two: Machine, new_machine: NewMachine, tmp_path: Path
+) -> None:
+    second = new_machine("second")
+    second.vanish()
+    shutil.rmtree(second.folder)
+    second.folder.symlink_to(tmp_path / "gone")
+    assert tree(new_machine("second").folder) == tree(two.folder)

@@ -20,7 +20,8 @@ from training.durable.save.publish import CheckpointPublisher
 from training.durable.save.snapshots.capture import Moment, capture
 from training.durable.save.snapshots.folder_saves import FolderSave
 from training.durable.save.snapshots.mirror import Mirror
-from training.durable.save.snapshots.snapshot import fill, read_manifest
+from training.durable.save.snapshots.restore import fill
+from training.durable.save.snapshots.snapshot import read_manifest
 from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store, StoreError
 from training.proof.injector import Injector, StatusFile, misbehaving
