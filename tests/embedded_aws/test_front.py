@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 from embedded_aws import EmbeddedAws
 from embedded_aws.faults import Fault
 from embedded_aws.front import skew_refusal
+from embedded_aws.iam.sessions import FUNCTION_KEY
 
 
 @pytest.fixture
@@ -121,6 +122,14 @@ def test_a_clock_an_hour_off_refuses_what_instances_sign(aws: EmbeddedAws, insta
     with pytest.raises(ClientError, match="RequestExpired"):
         instance("ec2").describe_instances()
     aws.client("ec2").describe_instances()
+    # The Guard's clock is Lambda's: it is only the role's permissions that its call lacks.
+    guard = aws.access.sessions.begin("arn:aws:iam::123456789012:role/guard", "Guard",
+                                      {FUNCTION_KEY: "function:Guard"})  # fmt: skip
+    called = boto3.client("ec2", endpoint_url=aws.endpoint, region_name=aws.region,
+                          aws_access_key_id=guard.access_key_id, aws_secret_access_key="secret",
+                          aws_session_token=guard.session_token)  # fmt: skip
+    with pytest.raises(ClientError, match="UnauthorizedOperation"):
+        called.describe_instances()
     aws.faults.clock_ahead_seconds = 840
     instance("ec2").describe_instances()
 
