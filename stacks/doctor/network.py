@@ -255,20 +255,26 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
     missing = [name for name in needed if name not in there]
     if not closed or not missing:
         return
+    # An endpoint takes one subnet of each zone; groups may have more.
+    zones = {
+        each["AvailabilityZone"]: each["SubnetId"]
+        for each in _subnets(target)
+        if each["SubnetId"] in closed
+    }
     usd = service_prices.INTERFACE_ENDPOINT_USD_PER_HOUR * service_prices.HOURS_PER_MONTH
     proxy = getproxies().get("https")
     note = f"; machines do not use this shell's proxy {proxy}" if proxy else ""
     yield problem(
         what=f"{'; '.join(f'{each} has {why}' for each, why in closed.items())}, and there are no "
-        f"endpoints of {', '.join(missing)}: NAT, or {len(missing)} endpoints in {len(closed)} "
-        f"zones for about ${usd * len(missing) * len(closed):.0f} a month (list price in "
+        f"endpoints of {', '.join(missing)}: NAT, or {len(missing)} endpoints in {len(zones)} "
+        f"zones for about ${usd * len(missing) * len(zones):.0f} a month (list price in "
         "us-east-1, plus $0.01 per GB), which all machines of the VPC would use, also instead of "
         f"their NAT{note}",
         fix=f"group=$(aws ec2 create-security-group {at} --vpc-id {vpc} --group-name "
         f"endpoints-of-{vpc} --description 'HTTPS from the VPC' --query GroupId --output text) && "
         f"{admit}$group && for service in {' '.join(missing)}; do aws ec2 create-vpc-endpoint {at} "
         f"--vpc-id {vpc} --vpc-endpoint-type Interface --private-dns-enabled --security-group-ids "
-        f"$group --subnet-ids {' '.join(closed)} --service-name {prefix}$service || break; done",
+        f"$group --subnet-ids {' '.join(zones.values())} --service-name {prefix}$service || break; done",
     )
 
 

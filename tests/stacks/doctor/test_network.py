@@ -156,7 +156,9 @@ def test_fails_for_two_subnets_of_one_zone_until_its_fix_is_taken(
         f"{large}, {other}, {small} are in us-east-1a, us-east-1b: a Spot fleet takes only one "
         "subnet of each zone",
     )
-    assert "takes only one" not in str(examine(healthy, *given, "fleet=asg")["network"])
+    of_groups = examine(healthy, *given, "fleet=asg")["network"]
+    assert "takes only one" not in str(of_groups)
+    assert "5 endpoints in 2 zones" in of_groups[-1]["what"], "Auto Scaling's is the fifth"
     # Of one zone's subnets it keeps the one with the most free addresses.
     taken = shlex.split(line["fix"])[-1]
     assert set(taken.removeprefix("subnets=").split(",")) == {large, other}
