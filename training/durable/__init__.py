@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from training.durable.save.tensors.state import LiveState, is_sharded
     from training.durable.save.tensors.weights import Extension, Weights, export_final
     from training.durable.sources import (
-        STRAY_KINDS,
         Brought,
         ImportSource,
         SourceFile,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
         copy_in_splits,
         refuse_untrained,
         split_within,
+        without_strays,
     )
     from training.durable.store.dataset import StoredDataset, StoreOutput, stored_source
     from training.durable.store.folder import UnfinishedFile, open_store
@@ -92,7 +92,7 @@ else:
 
 # fmt: off
 __all__ = [
-    "STRAY_KINDS", "AnswerLostError", "AttemptContext", "AttemptEndedError",
+    "AnswerLostError", "AttemptContext", "AttemptEndedError",
     "AttemptOptions", "Brought", "CheckpointContent", "CheckpointEntry", "CheckpointPolicy",
     "Checkpointer", "CredentialsError", "DamagedCheckpointError", "DataFinding",
     "DataRefusedError", "DataReport", "DivergedError", "Divergence", "Events", "Extension",
@@ -109,5 +109,5 @@ __all__ = [
     "misfit", "open_store", "opened_dataset", "page_lock", "parse_receipt",
     "put_unless_changed", "read_json_record", "refuse_untrained", "reopen_run",
     "run_attempt", "run_program", "sha256_of", "split_within", "stored_source", "used_bytes",
-    "write_report",
+    "without_strays", "write_report",
 ]

@@ -7,25 +7,30 @@ torch.
 
 import csv
 import hashlib
+import logging
 import math
 import os
 import re
+import secrets
 import shutil
 import tarfile
 import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from contract.errors import UserError
+from contract.file_names import composed, is_visible
 from contract.keys import SPLITS
 
+_log = logging.getLogger(__name__)
+
 # What systems and people leave among samples. Text may end the same, and is then all there is.
-STRAY_KINDS = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
+_STRAY_KINDS = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
 # Such as Training, test_set and val2017.
 _WORD = (
     "(?:(?P<train>train(?:ing)?|trn)|(?P<validation>val(?:id(?:ation|ate)?)?|dev(?:el(?:opment)?)?)"
@@ -64,22 +69,32 @@ def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | Non
     """Yield name, class, split and doubt of files: FILE, CLASS/FILE, or either below splits.
 
     Also CLASS/SPLIT/FILE, and all of these in folders that hold everything. Skips hidden files,
-    those in hidden folders, and files of other kinds next to splits.
+    those in hidden folders, and files of other kinds next to splits, which it names.
     """
     # A store may also list folders, which S3's console makes.
-    visible = [name for name in names if not re.search(r"(^|/)(\.|$)", name)]
+    visible = [name for name in names if is_visible(name) and name.rpartition("/")[2]]
     around = {up for name in visible for up in PurePosixPath(name).parent.parents}
     inner = (name for name in visible if PurePosixPath(name).parent not in around)
-    kinds = {*map(_kind, inner)} - STRAY_KINDS
+    kinds = {*map(_kind, inner)} - _STRAY_KINDS
     samples = {name for name in visible if _kind(name) in kinds or not kinds}
     folders = {_folder(name) for name in samples}
     place = _layout(folders)
     doubt = _doubt({place(folder) for folder in folders})
     has_splits = any(place(folder).split for folder in folders)
+    beside = []
     for name in visible:
         label, split, _ = place(_folder(name))
         if split or not has_splits or name in samples:
-            yield name, label, split, doubt
+            yield name, label and composed(label), split, doubt
+        else:
+            beside.append(name)
+    _name_left_out(beside)
+
+
+def _name_left_out(names: Sequence[str]) -> None:
+    if names:
+        more = f" (and {len(names) - 1} more)" if names[1:] else ""
+        _log.warning("[data] left out, by name no sample: %s%s", names[0], more)
 
 
 def _layout(folders: Set[_Folder]) -> Callable[[_Folder], _Place]:
@@ -179,8 +194,10 @@ def _folder(name: str) -> _Folder:
 
 
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-# The columns of a CSV, each with its alternative name.
-_COLUMNS = (("file", "path"), ("class", "label"))
+_CLASS_SUFFIX = ".cls"
+# The columns of a CSV, each with its alternative names; Hugging Face's has file_name and label.
+_COLUMNS = (("file", "path", "file_name"), ("class", "label"))
+_FOLDERS_TABLE = "metadata.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,9 +261,10 @@ class ImportSource:
         elif source.is_file() and source.suffix != ".csv":
             return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
         if source.is_dir():
-            tables = sorted(source.glob("*.csv"))
-            source = tables[0] if len(tables) == 1 else source
+            is_ours = source != self._path
+            source = _archives_unpacked(source, self._scratch, is_ours=is_ours)
         try:
+            source = _table_in(source) or source
             found = list(_of_table(source) if source.is_file() else _of_folder(source))
         except (UnicodeDecodeError, csv.Error) as error:
             raise UserError(
@@ -284,6 +302,24 @@ def class_names(files: Iterable[Brought]) -> list[str]:
             raise UserError(file.doubt or classless(file))
         names.add(file.label)
     return sorted(names)
+
+
+_B = TypeVar("_B", bound=Brought)
+
+
+def without_strays(files: Iterable[_B], suffixes: Iterable[str]) -> list[_B]:
+    """Return the files but those that lie beside samples, which it names, such as README.md.
+
+    `suffixes` are those of samples.
+    """
+    taken, strays = [], []
+    kinds = frozenset(suffixes)
+    for file in files:
+        kind = _kind(file.name)
+        is_stray = kind in _STRAY_KINDS or (not kind and file.label is None)
+        (strays if is_stray and kind not in kinds else taken).append(file)
+    _name_left_out([file.name for file in strays])
+    return taken
 
 
 def classless(file: Brought) -> str:
@@ -341,14 +377,60 @@ def _plain(name: str) -> str:
 
 
 def _of_folder(root: Path) -> Iterator[SourceFile]:
-    names = (
+    names = [
         f"{folder}/{name}".removeprefix(f"{root}/")
         for folder, names in _walk(root)
         for name in names
-    )
+    ]
+    if tables := [root / n for n in names if n.endswith(f"/{_FOLDERS_TABLE}") and is_visible(n)]:
+        for table in filter(_has_columns, tables):
+            split = split_within(table.parent.name)
+            for file in _of_table(table):
+                name = file.path.relative_to(root).as_posix()
+                yield replace(file, name=name, folder=root, split=file.split or split)
+        return
+    if any(name.endswith(_CLASS_SUFFIX) for name in names):
+        yield from _of_shards(root, sorted(filter(is_visible, names)))
+        return
     for name, label, split, doubt in places_of(names):
         if (root / name).is_file():
             yield SourceFile(name=name, folder=root, label=label, split=split, doubt=doubt)
+
+
+def _of_shards(root: Path, names: Sequence[str]) -> Iterator[SourceFile]:
+    """Yield what WebDataset's shards hold: KEY.jpg with its class in KEY.cls."""
+    keys = {name.removesuffix(_CLASS_SUFFIX) for name in names if name.endswith(_CLASS_SUFFIX)}
+    left_out = []
+    for name in names:
+        key, kind = name.removesuffix(_kind(name)), _kind(name)
+        if key in keys and kind not in {*_STRAY_KINDS, _CLASS_SUFFIX}:
+            label = composed((root / f"{key}{_CLASS_SUFFIX}").read_text().strip())
+            split = split_within(_folder(f"{root.name}/{name}")[-1])
+            yield SourceFile(name=name, folder=root, label=label, split=split)
+        elif kind != _CLASS_SUFFIX:
+            left_out.append(name)
+    _name_left_out(left_out)
+
+
+def _table_in(root: Path) -> Path | None:
+    """Return the one CSV that lists what is in a folder, or in the only folder within it."""
+    while root.is_dir():
+        inside = [path for path in root.iterdir() if is_visible(path.name)]
+        tables = [path for path in inside if path.suffix == ".csv"]
+        if len(tables) == 1:
+            # Beside folders it may be about anything.
+            is_listed = _has_columns(tables[0]) or not any(path.is_dir() for path in inside)
+            return tables[0] if is_listed else None
+        if len(inside) != 1:
+            return None
+        root = inside[0]
+    return None
+
+
+def _has_columns(table: Path) -> bool:
+    with table.open(newline="", encoding="utf-8-sig") as stream:
+        there = csv.DictReader(stream).fieldnames or ()
+    return all(set(names) & set(there) for names in _COLUMNS)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
@@ -357,7 +439,7 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
         # The model would lack the class of a folder that was left empty by mistake.
         if not folders and not names and Path(folder) != root:
             raise UserError(f"{folder} is empty; add files, or delete it")
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = filter(is_visible, folders)
         for name in folders:
             path = Path(folder, name)
             if path.is_symlink() and path.resolve() in [up.resolve() for up in path.parents]:
@@ -368,8 +450,8 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 def _of_table(table: Path) -> Iterator[SourceFile]:
     with table.open(newline="", encoding="utf-8-sig") as stream:
         rows = csv.DictReader(stream)
-        there = rows.fieldnames or ()
-        columns = [next((name for name in names if name in there), "") for names in _COLUMNS]
+        named = rows.fieldnames or ()
+        columns = [next((name for name in names if name in named), "") for names in _COLUMNS]
         if "" in columns:
             missing = _COLUMNS[columns.index("")][0]
             raise UserError(
@@ -379,8 +461,14 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
         for row in rows:
             where = f"{table}, line {rows.line_num}"
             name, label, split = (row.get(key) or "" for key in (*columns, "split"))
+            # As written, with Windows' separators, or in either form of Unicode.
+            spelled = (name, name.replace("\\", "/"))
+            forms = (
+                unicodedata.normalize(form, text) for form in ("NFC", "NFD") for text in spelled
+            )
+            found = (text for text in (*spelled, *forms) if (table.parent / text).is_file())
             path = table.parent / name
-            if not name or not path.is_file():
+            if not name or (there := next(found, None)) is None:
                 raise UserError(
                     f"{where}: the file {str(path)!r} does not exist; paths are relative to the CSV"
                 )
@@ -389,11 +477,46 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
             split = splits_of([split]).get(split, split)
             if split and split not in SPLITS:
                 raise UserError(f"{where}: split is {split!r}; use one of {', '.join(SPLITS)}")
-            yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
+            label = composed(label)
+            yield SourceFile(name=there, folder=table.parent, label=label, split=split or None)
 
 
 def _is_archive(path: Path) -> bool:
     return path.name.endswith((".zip", *_TAR)) or zipfile.is_zipfile(path)
+
+
+def _archives_unpacked(root: Path, scratch: Path, *, is_ours: bool) -> Path:
+    """Return the folder, or another if it holds archives: ILSVRC's classes, WebDataset's shards.
+
+    Each is unpacked to a folder of its name, or of the split that it alone is named like.
+    """
+    archives, beside = list[Path](), list[str]()
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(filter(is_visible, folders))
+        for path in (Path(folder, name) for name in sorted(filter(is_visible, names))):
+            if path.name.endswith((".zip", *_TAR)):
+                archives.append(path)
+            elif (kind := _kind(path.name)) and kind not in _STRAY_KINDS:
+                return root
+            else:
+                beside.append(path.relative_to(root).as_posix())
+    if not archives:
+        return root
+    _name_left_out(beside)
+    out = scratch / f"unpacked-{secrets.token_hex(4)}"
+    splits = [split_within(_stem(path)) for path in archives]
+    for path, split in zip(archives, splits, strict=True):
+        name = split if split and splits.count(split) == 1 else _stem(path)
+        folder_of_it = out / path.parent.relative_to(root) / name
+        folder_of_it.mkdir(parents=True, exist_ok=True)
+        _unpack(path, folder_of_it)
+        if is_ours:
+            path.unlink()
+    return _archives_unpacked(out, scratch, is_ours=True)
+
+
+def _stem(path: Path) -> str:
+    return re.sub(r"(\.zip|\.tgz|\.tar(\.\w+)?)$", "", path.name)
 
 
 def _unpack(archive: Path, out: Path) -> None:

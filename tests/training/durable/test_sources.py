@@ -1,8 +1,10 @@
 """What users bring is found with its classes and splits; what cannot be used is named."""
 
 import io
+import logging
 import shutil
 import tarfile
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -167,3 +169,106 @@ def test_fails_for_two_files_of_a_class_with_one_name(tmp_path: Path) -> None:
     files = ImportSource(own, tmp_path).files()
     with pytest.raises(UserError, match=r"more/1\.png has the same name as a file of its class"):
         copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)
+
+
+def test_what_a_mac_or_an_exfat_disk_leaves_is_no_sample(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own", ("set/cats/1.npy", "set/dogs/2.npy", "set/dogs/._2.npy"))
+    fill(own, ("__MACOSX/set/cats/._1.npy", "__MACOSX/notes.npy", "set/._table.csv"))
+    (own / "__MACOSX/set/birds").mkdir()
+    archive = shutil.make_archive(str(tmp_path / "own"), "zip", own)
+    for source in (own, Path(archive)):
+        found = rows(ImportSource(source, tmp_path / "scratch").files())
+        assert found == [("set/cats/1.npy", "cats", None), ("set/dogs/2.npy", "dogs", None)]
+
+
+def test_both_forms_of_a_name_are_one_class_and_one_file(tmp_path: Path) -> None:
+    composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    names = (f"train/{composed}/1.npy", f"val/{apart}/2.npy")
+    found = ImportSource(fill(tmp_path / "own", names), tmp_path).files()
+    assert [file.label for file in found] == [composed, composed]
+    table = f"file,class\n{apart}\\\\1.npy,{apart}\n{composed}/2.npy,b\n".replace("\\\\", "\\")
+    (fill(tmp_path / "listed", (f"{composed}/1.npy", f"{apart}/2.npy")) / "t.csv").write_text(table)
+    found = ImportSource(tmp_path / "listed", tmp_path).files()
+    assert sorted(file.label or "" for file in found) == ["b", composed]
+    assert all(file.path.is_file() for file in found)
+
+
+SPLITS = [("train/cats/1.npy", "cats", "train"), ("val/cats/1.npy", "cats", "validation")]
+
+
+@pytest.mark.parametrize("beside", ["birds.csv", "README.md", "LICENSE", "wnids.txt", "best.h5"])
+def test_what_lies_beside_splits_is_left_out_and_named(
+    tmp_path: Path, beside: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = fill(tmp_path / "own", tuple(name for name, *_ in SPLITS))
+    (own / beside).write_text("class id,filepaths,labels\n0,train/cats/1.npy,cats\n")
+    with caplog.at_level(logging.WARNING):
+        assert rows(ImportSource(own, tmp_path).files()) == SPLITS
+    assert caplog.messages == [f"[data] left out, by name no sample: {beside}"]
+
+
+def test_a_table_is_found_in_the_only_folder(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own/set", ("x/1.npy",))
+    (own / "list.csv").write_text("file,class\nx/1.npy,cats\n")
+    assert [file.label for file in ImportSource(tmp_path / "own", tmp_path).files()] == ["cats"]
+
+
+def test_hugging_faces_folders_have_a_table_in_each_split(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own", ("train/1.npy", "train/2.npy", "test/1.npy", "README.md"))
+    for split in ("train", "test"):
+        (own / split / "metadata.csv").write_text("file_name,label\n1.npy,cats\n")
+    assert rows(ImportSource(own, tmp_path).files()) == [
+        ("test/1.npy", "cats", "test"),
+        ("train/1.npy", "cats", "train"),
+    ]
+
+
+def packed(path: Path, members: dict[str, bytes]) -> bytes:
+    """A tar of these members."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path.read_bytes()
+
+
+def test_a_tar_of_tars_has_a_class_in_each(tmp_path: Path) -> None:
+    """ILSVRC2012_img_train.tar; as a folder of archives, the files that were brought stay."""
+    own = tmp_path / "own"
+    inner = {
+        f"{name}.tar": packed(own / f"{name}.tar", {f"{name}_1.JPEG": b"x"})
+        for name in ("n1", "n2")
+    }
+    packed(tmp_path / "ILSVRC2012_img_train.tar", inner)
+    for number, source in enumerate((own, tmp_path / "ILSVRC2012_img_train.tar")):
+        found = ImportSource(source, tmp_path / f"scratch{number}").files()
+        expected = [(f"{name}/{name}_1.JPEG", name) for name in ("n1", "n2")]
+        assert [(file.name, file.label) for file in found] == expected
+    assert sorted(path.name for path in own.iterdir()) == ["n1.tar", "n2.tar"]
+
+
+def test_archives_named_like_splits_are_splits(tmp_path: Path) -> None:
+    for split, kind in (("train", "cats"), ("test1", "cats")):
+        packed(tmp_path / f"own/{split}.tar", {f"{split}/{kind}/1.jpg": b"x"})
+    found = ImportSource(tmp_path / "own", tmp_path / "scratch").files()
+    assert [(file.label, file.split) for file in found] == [("cats", "test"), ("cats", "train")]
+
+
+def test_webdatasets_shards_as_its_own_writer_makes_them(tmp_path: Path) -> None:
+    import webdataset
+
+    shards = {"set-train-000000": 3, "set-train-000001": 3, "set-val-000000": 2}
+    (tmp_path / "own").mkdir()
+    for shard, count in shards.items():
+        with webdataset.TarWriter(str(tmp_path / f"own/{shard}.tar")) as writer:
+            for n in range(count):
+                writer.write({"__key__": f"s{n:03}", "jpg": b"x", "cls": n % 2, "json": {}})
+    found = ImportSource(tmp_path / "own", tmp_path / "scratch").files()
+    assert [(file.label, file.split) for file in found] == [
+        *[(str(n % 2), "train") for _ in range(2) for n in range(3)],
+        ("0", "validation"),
+        ("1", "validation"),
+    ]
+    assert all(file.name.endswith(".jpg") for file in found)

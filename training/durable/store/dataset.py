@@ -14,6 +14,7 @@ processes are sent the URI and open the store themselves. Imports no torch: it r
 import hashlib
 import json
 import mmap
+import shlex
 import tempfile
 import threading
 import time
@@ -245,8 +246,24 @@ class _StoredFile(Brought):
 
 
 def stored_source(uri: str) -> list[_StoredFile]:
-    """List the files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits."""
-    sizes = _store(uri).sizes("")
+    """List the files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits.
+
+    UserError for keys that no folder can have, except the empty ones that S3's console makes.
+    """
+    where = uri.rstrip("/")
+    sizes = {key: n for key, n in _store(uri).sizes("").items() if n or key[-1:] not in "/"}
+    for odd in [key for key in sizes if "" in key.split("/")][:1]:
+        better = "/".join(filter(None, odd.split("/")))
+        moved = shlex.join(["aws", "s3", "mv", f"{where}/{odd}", f"{where}/{better}"])
+        raise UserError(
+            f"{where} has the key {odd!r}, which has a / too many to be a file's name; rename it, "
+            f"and others like it: {moved}"
+        )
+    if sizes and all(key.endswith((".tar", ".zip")) for key in sizes):
+        raise UserError(
+            f"{where} has archives, such as {min(sizes)}, which are not unpacked there; run "
+            f"{shlex.join(['aws', 's3', 'sync', where, 'archives'])} and import the folder archives"
+        )
     found = [
         _StoredFile(uri=uri, name=name, size=sizes[name], label=label, split=split, doubt=doubt)
         for name, label, split, doubt in places_of(sorted(sizes))

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import UserError
+from contract.file_names import composed, is_visible
 from contract.keys import SPLITS
 from training.durable import split_within
 from training.workloads.detection.coco_faults import (
@@ -33,9 +34,7 @@ from training.workloads.detection.coco_faults import (
 )
 from training.workloads.detection.image_files import (
     NamedImages,
-    composed,
     is_file,
-    is_visible,
     upright_size,
 )
 from training.workloads.detection.other_formats import convert
@@ -430,7 +429,7 @@ def _note_lacking(folder: Path, splits: Container[str], faults: CocoFaults) -> N
 
 def _candidates(folder: Path) -> Iterator[Source]:
     found = sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
-    found = [p for p in found if all(map(is_visible, p.relative_to(folder).parts))]
+    found = [p for p in found if is_visible(p.relative_to(folder).as_posix())]
     own = [path for path in found if not _OTHER.search(path.stem)]
     # Keypoints have boxes too, which count if nothing else has any.
     for path in own or [path for path in found if path.stem.startswith("person_keypoints_")]:

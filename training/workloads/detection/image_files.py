@@ -12,7 +12,6 @@ import io
 import os
 import re
 import struct
-import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from contract.errors import UserError
+from contract.file_names import HEIC, composed, is_visible
 from training.durable import Tally
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
@@ -36,8 +36,6 @@ _DAMAGED = (
     *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error),
     Image.DecompressionBombError,
 )
-# Brands of ISO/IEC 23008-12, annex B: images in HEVC.
-_HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 
 
@@ -98,7 +96,7 @@ def examine(path: Path) -> tuple[str, StoredSize | None, list[ImageFault]]:
             image.load()
     except UnidentifiedImageError:
         text = "is not an image that Pillow can read"
-        if content[4:8] == b"ftyp" and content[8:12] in _HEIC:
+        if content[4:8] == b"ftyp" and content[8:12] in HEIC:
             text = "is HEIC, Apple's format, which Pillow cannot read"
         return digest, None, [ImageFault("unreadable-image", text)]
     except _DAMAGED as error:
@@ -132,15 +130,10 @@ def _orientation(image: Image.Image) -> int:
 _UPLOAD = re.compile(r"[0-9a-f]{8}-(?=.)")
 
 
-def is_visible(name: str) -> bool:
-    """Return whether it is no hidden file or folder, such as those that a Mac adds."""
-    return not name.startswith(".") and name != "__MACOSX"
-
-
 def visible_files(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted, without hidden ones and a Mac's own."""
     paths = sorted(folder.rglob("*"))
-    return [path for path in paths if all(map(is_visible, path.relative_to(folder).parts))]
+    return [path for path in paths if is_visible(path.relative_to(folder).as_posix())]
 
 
 def is_file(path: Path) -> bool:
@@ -197,11 +190,6 @@ class NamedImages:
         scored = [(nearness(path), path) for path in called]
         best = max((score for score, _ in scored), default=None)
         return [path for score, path in scored if score == best]
-
-
-def composed(name: str) -> str:
-    """Return a name in the one form of Unicode in which names are compared."""
-    return unicodedata.normalize("NFC", name)
 
 
 def _same(one: Sequence[str], other: Sequence[str]) -> int:

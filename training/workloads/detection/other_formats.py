@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from contract.errors import UserError
+from contract.file_names import composed
 from training.durable import split_within
 from training.workloads.detection.annotation_files import Corners, Labelled, Marked, read_files
 from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.image_files import (
     IMAGE_SUFFIXES,
     NamedImages,
-    composed,
     upright_size,
     visible_files,
 )

@@ -8,7 +8,6 @@ random colors, with noise. Imports no torch, for which every packing process wou
 
 import csv
 import io
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,14 +20,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from contract.errors import UserError
+from contract.file_names import composed
 from training.durable import (
-    STRAY_KINDS,
     Brought,
     FinishedFiles,
     FolderOutput,
     Output,
+    SourceFile,
     classless,
     refuse_untrained,
+    without_strays,
 )
 from training.workloads.imagenet.packing import BroughtImage, Encoded, ImageOptions, Packing, pack
 
@@ -36,11 +37,19 @@ if TYPE_CHECKING:
     # It imports torch.
     from training import Progress
 
-_log = logging.getLogger(__name__)
-
 _VALIDATION_SHARE = 0.1  # of users' images
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _SYNSETS = "meta.mat"
+_TINY_LIST = "val_annotations.txt"  # tiny-imagenet-200's
+# Hugging Face's own library reads its tables, of which no file says which images it holds.
+_CONVERT = (
+    "{file} is a table; write its images to the folder images with `pip install datasets && "
+    "python -c \"import datasets, pathlib; [((p := pathlib.Path('images', s, "
+    "d.features['label'].int2str(r['label']))).mkdir(parents=True, exist_ok=True), "
+    "(p / f'{{n}}.jpg').write_bytes(r['image']['bytes'])) for s, d in "
+    "datasets.load_dataset('{folder}').items() for n, r in "
+    "enumerate(d.cast_column('image', datasets.Image(decode=False)))]\"` and import that"
+)
 _QUALITY = 90  # of drawn pictures; every fifth of a class is for validation
 _VALIDATION_EVERY = 5
 
@@ -101,27 +110,27 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
     listed: Mapping[str, str] = {}
     if options.validation_classes:
         listed = _read_validation_classes(options.validation_classes)
-    brought, labels, others = [], [], []
+    elif own := [file for file in files if PurePosixPath(file.name).name == _TINY_LIST]:
+        listed = _of_tiny_imagenet(own[0].read().decode())
+    brought, labels = [], []
     suffixes = Image.registered_extensions()
-    for file in files:
+    for file in without_strays(files, suffixes):
         path = PurePosixPath(file.name)
         label = file.label
         if label is None and file.split == "validation" and listed:
-            label = listed.get(path.stem)
+            label = listed.get(composed(path.stem))
             if label is None and path.suffix.lower() in suffixes:
                 raise UserError(f"{file.name} is not in {options.validation_classes}; complete it")
-        if label is not None and path.suffix.lower() in STRAY_KINDS:
-            others.append(file.name)
-        elif file.doubt and file.label is not None:
+        if path.suffix.lower() == ".parquet":
+            folder = file.folder if isinstance(file, SourceFile) else "FOLDER"
+            raise UserError(_CONVERT.format(file=file.name, folder=folder))
+        if file.doubt and file.label is not None:
             raise UserError(file.doubt)
-        elif label is not None:
+        if label is not None:
             brought.append(file)
             labels.append(label)
         elif file.split != "test" and path.suffix.lower() in suffixes:
             raise UserError(_in_no_class(file))
-    if others:
-        more = f" (and {len(others) - 1} more)" if others[1:] else ""
-        _log.warning("[data] left out, by name not an image: %s%s", others[0], more)
     if empty := sorted({file.label for file in files if file.label is not None} - set(labels)):
         raise UserError(f"class {empty[0]!r} has no images; add some, or delete its folder")
     return brought, labels
@@ -181,7 +190,13 @@ def _read_validation_classes(path: str) -> Mapping[str, str]:
             "one of these pairs"
         )
     # A row that ends too early has no class; its image is then reported as missing.
-    return {name: label for name, label in listed.items() if label}
+    return {composed(name): composed(label) for name, label in listed.items() if label}
+
+
+def _of_tiny_imagenet(text: str) -> Mapping[str, str]:
+    """Map images to classes: a line has file, class and a box, separated by tabs."""
+    rows = [line.split("\t") for line in text.splitlines()]
+    return {PurePosixPath(row[0]).stem: row[1] for row in rows if row[1:]}
 
 
 def _of_devkit(truth: Path) -> Mapping[str, str]:

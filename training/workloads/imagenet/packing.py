@@ -18,12 +18,14 @@ image's bytes are. A failed read is retried, and its bytes are never treated as 
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import tarfile
 import time
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +37,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from contract.errors import UserError
+from contract.file_names import HEIC
 from contract.keys import PACKED, UNFINISHED
 from training import check_fields, in_processes
 from training.durable import Brought, FinishedFiles, Output
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     # It imports torch.
     from training import Dataset, Progress
 
+
+_log = logging.getLogger(__name__)
 
 # One row per image: its shard, the offset and length of its bytes there, and its class.
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")])
@@ -254,6 +259,8 @@ def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
             warnings.simplefilter("ignore")
             return _encode(content, shorter_side, quality)
     except UnidentifiedImageError as error:
+        if content[4:8] == b"ftyp" and content[8:12] in HEIC:
+            raise NoImageError("is HEIC, Apple's format, which Pillow cannot read") from error
         # Pillow's own message has a memory address, but the list of rejects is part of the dataset.
         raise NoImageError("cannot identify the image file") from error
     except (MemoryError, NoImageError):
@@ -302,6 +309,7 @@ _MIN_SHARDS = 8
 # Images whose encoded size decides how many fill a shard.
 _TRIED = 64
 _JUDGED_AFTER = 1000  # images: a few rejects are then all named, and many stop the import early
+_REASONS = 3  # why files are left out: so many on the console, all in the list
 _COLUMNS = ("offset", "length", "label")
 
 
@@ -552,6 +560,10 @@ def _finish(
     left_out = [file for shard in shards for file in packed[shard.name].left_out]
     if left_out:
         other_files[_LEFT_OUT] = _json(left_out)
+        first = {file["why"]: file["file"] for file in reversed(left_out)}
+        counts = Counter(file["why"] for file in left_out).most_common(_REASONS)
+        said = "; ".join(f"{num} {why}, such as {first[why]}" for why, num in counts)
+        _log.warning("[data] left out, in %s: %s", _LEFT_OUT, said)
     else:
         output.delete([_LEFT_OUT])
     files = [

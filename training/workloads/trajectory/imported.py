@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from contract.errors import UserError
+from contract.file_names import composed
 from contract.keys import UNFINISHED
 from training import in_processes
-from training.durable import FolderOutput, SourceFile, class_names
+from training.durable import FolderOutput, SourceFile, class_names, without_strays
 from training.workloads.trajectory.clip_dataset import (
     CLIPS_FILE,
     TRACKS_FILE,
@@ -118,6 +119,7 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
         raise UserError(
             f"{file.name} is a video, which requires the package av: python -m pip install av"
         ) from error
+    _check_length(file.path)
     try:
         # All frames, also those that a cut without re-encoding hides: the header counts them, too.
         with av.open(str(file.path), options={"ignore_editlist": "1"}) as container:
@@ -125,9 +127,10 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
             if stream is None:
                 raise _NoClipError("has no pictures")
             times: list[int | None] = [p.pts for p in container.demux(stream) if p.size]
-            if len(times) < max(stream.frames, 1):
+            # AVI's header also counts frames that were dropped.
+            is_counted = container.format.name != "avi"
+            if len(times) < max(stream.frames if is_counted else 1, 1):
                 raise _NoClipError(f"has {len(times)} of {stream.frames} frames: it is torn")
-        _check_length(file.path)
         times.sort(key=lambda time: time or 0)
         wanted: list[int] | None = None
         # The second pass is for videos of which other frames are shown than announced.
@@ -143,7 +146,7 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
 
 
 def _check_length(path: Path) -> None:
-    """Raise _NoClipError for an mkv or webm that ends before its header says."""
+    """Raise _NoClipError for an mkv, webm or AVI that ends before its header says."""
     with path.open("rb") as file:
         head = file.read(4096)
     began = head.find(b"\x18\x53\x80\x67") + 4  # of the Segment, in which all else is
@@ -153,6 +156,11 @@ def _check_length(path: Path) -> None:
         bits = int.from_bytes(head[began : began + num]) & (unknown := (1 << 7 * num) - 1)
         size, whole = path.stat().st_size, began + num + bits
         if bits != unknown and size < whole:
+            raise _NoClipError(f"has {size} of {whole} bytes: it is torn")
+    if head.startswith(b"RIFF") and head[8:12] == b"AVI ":
+        size, length = path.stat().st_size, int.from_bytes(head[4:8], "little")
+        whole = 8 + length
+        if size < whole and length != 0xFFFFFFFF:
             raise _NoClipError(f"has {size} of {whole} bytes: it is torn")
 
 
@@ -261,6 +269,7 @@ def import_dataset(
     """
     options = options or ClipOptions()
     missing: list[str] = []
+    files = without_strays(files, (*_VIDEO_SUFFIXES, _ARRAY_SUFFIX))
     if options.lists:
         files, missing = _listed(files, [Path(name) for name in options.lists.split(",")])
     for file in files:
@@ -412,7 +421,7 @@ def _listed(
     files: Sequence[SourceFile], lists: Sequence[Path]
 ) -> tuple[list[SourceFile], list[str]]:
     """Return the files in the lists, with their class and split, and the names without a file."""
-    by_stem = {PurePosixPath(file.name).stem: file for file in files}
+    by_stem = {composed(PurePosixPath(file.name).stem): file for file in files}
     found: dict[str, SourceFile] = {}
     missing: list[str] = []
     for path in lists:
@@ -420,7 +429,8 @@ def _listed(
             raise UserError(f"the list {path} does not exist; check its path")
         for stem, label, split in _entries(path):
             # A video that was cut may be named by its id alone, without the times.
-            file = by_stem.get(stem) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", stem))
+            name = composed(stem)
+            file = by_stem.get(name) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", name))
             if file is None:
                 missing.append(stem)
             else:

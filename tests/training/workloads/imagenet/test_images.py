@@ -83,6 +83,7 @@ def test_less_quality_takes_fewer_bytes() -> None:
     [
         (b"", "cannot identify the image file"),
         (b"GIF89a", "."),
+        (b"\0\0\0\x18ftypheic" + bytes(200), "is HEIC, Apple's format, which Pillow cannot read"),
         (b"<svg></svg>", "cannot identify the image file"),
         (photograph(1, side=64)[:-500], "truncated"),
         (photograph(1, "PNG", side=64)[:-500], "."),

@@ -129,7 +129,9 @@ def test_shards_have_the_size_of_what_is_packed_and_not_of_what_was_brought(
     assert len(list((tmp_path / "out").glob("train-*"))) == -(-int(lengths.sum()) // 12_000)
 
 
-def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
+def test_what_is_no_image_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source, out = fill(tmp_path / "own", 30), tmp_path / "out"
     (source / "train/dogs/torn.jpg").write_bytes(photograph(5, side=64)[:-700])
     (source / "train/cats/half.png").write_bytes(b"\x89PNG")
@@ -144,6 +146,9 @@ def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
         "train/dogs/torn.jpg",
     ]
     assert any("truncated" in each["why"] for each in left_out)
+    said = caplog.text
+    assert "1 cannot identify the image file, such as train/cats/half.png" in said
+    assert "truncated" in said and "by name no sample: train/LICENSE.txt (and 2 more)" in said
     assert manifest(out)["meta"]["left_out"] == 2  # type: ignore[index]
     assert main(["data", "check", str(out)]) == 0
 
@@ -227,6 +232,68 @@ def test_images_come_from_a_bucket(
     assert content(tmp_path / "a/out") == content(tmp_path / "b/out")
     assert main(command(f"{bucket_uri}/nothing", tmp_path / "c/out")) == 2
     assert "/nothing has no files; use a prefix that has some" in capsys.readouterr().err
+
+
+def test_keys_of_a_bucket_that_no_folder_can_have_are_named(
+    tmp_path: Path, bucket_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S3's console makes an empty key for each folder: neither an image nor a class."""
+    import boto3
+
+    source, client = fill(tmp_path / "own", 12), boto3.client("s3")
+    bucket, _, prefix = bucket_uri.removeprefix("s3://").partition("/")
+    prefix = f"{prefix}/photos".lstrip("/")
+    for path in source.rglob("*.jpg"):
+        key = f"{prefix}/{path.relative_to(source).as_posix()}"
+        client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+    for marker in ("", "train/", "train/birds/"):
+        client.put_object(Bucket=bucket, Key=f"{prefix}/{marker}", Body=b"")
+    assert main(command(f"s3://{bucket}/{prefix}", tmp_path / "out")) == 0
+    assert manifest(tmp_path / "out")["meta"]["classes"] == list(CLASSES)  # type: ignore[index]
+    for number, odd in enumerate(("train//cats/1.jpg", "/train/cats/1.jpg", "train/cats/1.jpg/")):
+        client.put_object(Bucket=bucket, Key=f"{prefix}/{odd}", Body=b"x")
+        capsys.readouterr()
+        assert main(command(f"s3://{bucket}/{prefix}/", tmp_path / f"{number}")) == 2
+        assert f"has the key {odd!r}, which has a / too many" in (said := capsys.readouterr().err)
+        assert f"aws s3 mv s3://{bucket}/{prefix}/{odd} s3://{bucket}/{prefix}/train/cats/1" in said
+        assert not list((tmp_path / f"{number}").glob("*"))
+        client.delete_object(Bucket=bucket, Key=f"{prefix}/{odd}")
+    client.put_object(Bucket=bucket, Key=f"{prefix}/shards/train-0.tar", Body=b"x")
+    assert main(command(f"s3://{bucket}/{prefix}/shards", tmp_path / "out2")) == 2
+    assert "aws s3 sync" in capsys.readouterr().err
+
+
+def test_tiny_imagenet_s_own_list_gives_its_validation_images_their_classes(tmp_path: Path) -> None:
+    source = tmp_path / "own"
+    for number, name in enumerate(("n1", "n2")):
+        for n in range(9):
+            path = source / f"train/{name}/images/{name}_{n}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photograph(9 * number + n))
+        (source / f"train/{name}/{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t1\t6\t5\n")
+    for split in ("val", "test"):
+        (source / split / "images").mkdir(parents=True)
+        for n in range(3):
+            (source / split / f"images/{split}_{n}.JPEG").write_bytes(photograph(30 + n))
+    lines = [f"val_{n}.JPEG\t{label}\t0\t1\t6\t5\n" for n, label in enumerate(("n2", "n1", "n2"))]
+    (source / "val/val_annotations.txt").write_text("".join(lines))
+    (source / "wnids.txt").write_text("n1\nn2\n")
+    assert main(command(source, tmp_path / "out")) == 0
+    assert manifest(tmp_path / "out")["meta"]["splits"] == {"train": 18, "validation": 3}  # type: ignore[index]
+    labels = np.load(tmp_path / "out/validation.index.npy")["label"]
+    assert np.bincount(labels).tolist() == [1, 2]
+
+
+def test_tables_of_images_are_refused_with_the_command_that_converts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own/data").mkdir(parents=True)
+    (tmp_path / "own/data/train-00000-of-00001.parquet").write_bytes(b"PAR1")
+    (tmp_path / "own/README.md").write_text("")
+    assert main(command(tmp_path / "own", tmp_path / "out")) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"datasets.load_dataset('{tmp_path}/own').items()" in said
+    assert not list((tmp_path / "out").glob("*"))
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle", "csv"])

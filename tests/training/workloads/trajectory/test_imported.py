@@ -30,7 +30,7 @@ from training.workloads.trajectory.imported import (
     FrameChoice,
     _NoClipError,
     _read_clip,
-    import_dataset,
+    check_suffix,
 )
 
 CLASSES = ("falling", "rising")
@@ -294,11 +294,15 @@ def test_broken_files_are_listed_and_left_out(
 
 
 def test_fails_for_a_file_of_another_kind(own: Path, tmp_path: Path) -> None:
+    """But not for what is known to lie beside clips."""
     shutil.copytree(own, tmp_path / "in")
-    (tmp_path / "in" / "rising" / "readme.txt").write_text("hello")
-    with pytest.raises(UserError, match=r"readme.txt is not a clip; give videos \(.mp4, .webm"):
-        file = SourceFile(name="rising/readme.txt", folder=tmp_path / "in", label="a", split=None)
-        import_dataset([file], tmp_path, 0, lambda done, total: None)
+    for name in ("rising/readme.txt", "LICENSE", "rising/._x.npy", "rising/x.docx"):
+        (tmp_path / "in" / name).write_text("hello")
+    assert main(command(tmp_path / "in", tmp_path / "out")) == 2
+    (tmp_path / "in/rising/x.docx").unlink()
+    assert main(command(tmp_path / "in", tmp_path / "out")) == 0
+    with pytest.raises(UserError, match=r"x.docx is not a clip; give videos \(.mp4, .webm"):
+        check_suffix(SourceFile(name="rising/x.docx", folder=own, label="a", split=None))
 
 
 def test_fails_for_a_video_without_pyav(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

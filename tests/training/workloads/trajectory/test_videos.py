@@ -231,6 +231,7 @@ def test_a_turned_or_mirrored_video_is_shown_upright(
         ("x.mkv", "libx264", {}),
         ("x.webm", "libvpx", {"deadline": "realtime"}),
         ("x.mp4", "libx264", {}),
+        ("x.avi", "mpeg4", {}),
     ],
 )
 def test_fails_for_a_file_that_ends_too_early(
@@ -251,4 +252,15 @@ def test_a_recording_of_unknown_length_is_whole(long: Path, tmp_path: Path) -> N
     """What a browser or a pipe records: its header was never completed."""
     path = tmp_path / "x.webm"
     remuxed(write(tmp_path / "x.mkv", range(60), "libvpx"), path, live="1")
+    assert read(path) == (evenly(0, 59), facts(60))
+
+
+def test_an_avi_that_counts_frames_that_were_dropped_is_whole(tmp_path: Path) -> None:
+    """Cameras and capture cards count what they had no time to write."""
+    path = write(tmp_path / "x.avi", range(60), "mpeg4")
+    data = bytearray(path.read_bytes())
+    for at in (data.index(b"avih") + 24, data.index(b"strh") + 40):
+        assert int.from_bytes(data[at : at + 4], "little") == 60
+        data[at : at + 4] = (75).to_bytes(4, "little")
+    path.write_bytes(data)
     assert read(path) == (evenly(0, 59), facts(60))

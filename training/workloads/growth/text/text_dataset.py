@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from contract.errors import UserError
 from contract.keys import UNFINISHED
 from training import derive_seed
-from training.durable import FolderOutput, SourceFile
+from training.durable import FolderOutput, SourceFile, without_strays
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.tokens import (
     END_OF_TEXT,
@@ -53,6 +54,12 @@ _BLOCK_BYTES = 1 << 20
 _PIECE_CHARACTERS = 1 << 20
 _LINE_BYTES = 1 << 26
 _KINDS = (".txt", ".jsonl")
+# What makes a file of these kinds from others, in the folder that is imported.
+_CONVERTS = {
+    ".zst": "zstd -d --rm {0}",
+    ".parquet": 'pip install datasets && python -c "import datasets, sys; '
+    "datasets.Dataset.from_parquet(sys.argv[1]).to_json(sys.argv[1] + '.jsonl')\" {0} && rm {0}",
+}
 
 
 class Piece(NamedTuple):
@@ -67,6 +74,10 @@ class Piece(NamedTuple):
 def check_kinds(files: Sequence[SourceFile]) -> None:
     """Raise UserError for the first file that is not text."""
     for file in files:
+        for suffix, convert in _CONVERTS.items():
+            if file.name.lower().endswith(suffix):
+                command = convert.format(shlex.quote(str(file.path)))
+                raise UserError(f"{file.name} cannot be read; convert it: {command}")
         if _kind(file) not in _KINDS:
             raise UserError(
                 f"{file.name} cannot be imported as text; give .txt files, .jsonl files with "
@@ -74,14 +85,19 @@ def check_kinds(files: Sequence[SourceFile]) -> None:
             )
 
 
-def read_pieces(files: Sequence[SourceFile], separator: str) -> Iterator[Piece]:
-    """Yield the documents of all files, in order; `separator` separates those of a .txt."""
+def read_pieces(
+    files: Sequence[SourceFile], separator: str, named: str = "text"
+) -> Iterator[Piece]:
+    """Yield the documents of all files, in order.
+
+    `separator` separates those of a .txt, `named` is the field of a .jsonl that has them.
+    """
     read_before = 0
     for file in files:
         with file.path.open("rb") as raw:
             is_packed = file.name.endswith(".gz")
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_packed else raw
-            of_kind = _of_lines(file.name, stream)
+            of_kind = _of_lines(file.name, stream, named)
             if _kind(file) == ".txt":
                 of_kind = _of_text(file.name, stream, separator)
             try:
@@ -116,9 +132,10 @@ def _of_text(name: str, stream: BinaryIO, separator: str) -> Iterator[tuple[str,
     yield from _parts(pending, has_begun)
 
 
-def _parts(text: str, has_begun: bool) -> Iterator[tuple[str, bool]]:
+def _parts(text: str, has_begun: bool, *, is_stripped: bool = True) -> Iterator[tuple[str, bool]]:
     """Yield the end of a document in pieces; nothing for an empty document."""
-    text = text.rstrip() if has_begun else text.strip()
+    if is_stripped:
+        text = text.rstrip() if has_begun else text.strip()
     while len(text) > _PIECE_CHARACTERS:
         cut = _cut(text)
         yield text[:cut], False
@@ -154,7 +171,7 @@ def _decoded(name: str, stream: BinaryIO) -> Iterator[str]:
         yield text
 
 
-def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
+def _of_lines(name: str, stream: BinaryIO, named: str) -> Iterator[tuple[str, bool]]:
     number = 0
     while line := stream.readline(_LINE_BYTES):
         number += 1
@@ -165,20 +182,35 @@ def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
             continue
         try:
             entry = json.loads(line)
-            text = entry["text"] if isinstance(entry, dict) else None
+            text = entry.get(named) if isinstance(entry, dict) else None
         except UnicodeDecodeError as error:
             raise _no_utf8(name, number, error) from error
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} is not JSON ({error}); correct or delete it") from error
-        except KeyError:
-            text = None
         if not isinstance(text, str):
-            raise UserError(f'{where} has no "text" with a string; write {{"text": "..."}}')
+            raise UserError(_no_text(where, entry, named))
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"{where} has half a character ({error}); correct it") from error
-        yield from _parts(text, has_begun=False)
+        if text.strip():
+            # As it is: the spaces before the first line of a program mean something.
+            yield from _parts(text, has_begun=False, is_stripped=False)
+
+
+def _no_text(where: str, entry: Any, named: str) -> str:
+    """Return what to do about a line of JSON whose field has no string."""
+    texts = (
+        [name for name, value in entry.items() if isinstance(value, str)]
+        if entry and isinstance(entry, dict)
+        else []
+    )
+    if texts:
+        return (
+            f'{where} has no "{named}" with a string, but {", ".join(map(repr, texts))}; name the '
+            f"text with --override {shlex.quote(f'field={texts[0]}')}"
+        )
+    return f'{where} has no "{named}" with a string; write {{"{named}": "..."}}'
 
 
 def _no_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
@@ -284,6 +316,8 @@ class TextOptions:
     vocab_size: int | None = None
     # Separates the documents of a .txt; \n in it stands for the end of a line.
     separator: str = END_OF_TEXT
+    # The field of a .jsonl that has the text.
+    field: str = "text"
     # One in this many documents is held out for validation, unless the source has splits.
     held_out_of: int = 20
 
@@ -353,6 +387,7 @@ def import_dataset(
 
     Without splits of their own, one of `held_out_of` documents is held out; `seed` decides which.
     """
+    files = without_strays(files, _KINDS)
     check_kinds(files)
     if files[0].split is not None:
         for split in ("train", "validation"):
@@ -362,7 +397,7 @@ def import_dataset(
     num_bytes = sum(file.path.stat().st_size for file in files)
     text = _Source(
         identity={"files": sizes},
-        pieces=lambda: read_pieces(files, options.separator.replace("\\n", "\n")),
+        pieces=lambda: read_pieces(files, options.separator.replace("\\n", "\n"), options.field),
         num_bytes=num_bytes,
         unit_bytes=1_000_000,
         vocab_size=_GPT2_VOCABULARY,

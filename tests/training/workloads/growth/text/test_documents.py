@@ -9,7 +9,12 @@ import pytest
 from contract.errors import UserError
 from training.durable.sources import ImportSource
 from training.workloads.growth.text import text_dataset as documents_module
-from training.workloads.growth.text.text_dataset import check_kinds, read_pieces
+from training.workloads.growth.text.text_dataset import (
+    TextOptions,
+    check_kinds,
+    import_dataset,
+    read_pieces,
+)
 
 END = "<|endoftext|>"
 
@@ -89,7 +94,11 @@ def test_lines_of_json_and_packed_files(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl, line 2 has the byte 0xff"),
         ("a.jsonl", b'{"text": "x"}\n\n{"text"', r"a\.jsonl, line 3 is not JSON \(Expecting"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1 is not JSON \(maximum recursion depth"),
-        ("a.jsonl", b'{"story": "x"}', r'a\.jsonl, line 1 has no "text" with a string; write'),
+        (
+            "a.jsonl",
+            b'{"story": "x"}',
+            r"has no .text. .*, but 'story'; name the text with --override field=story$",
+        ),
         ("a.jsonl", b'{"text": 7}', r'a\.jsonl, line 1 has no "text" with a string'),
         ("a.jsonl", b'["x"]', r'a\.jsonl, line 1 has no "text" with a string'),
         ("a.jsonl", b'{"text": "\\ud83e"}', r"a\.jsonl, line 1 has half a character"),
@@ -97,6 +106,12 @@ def test_lines_of_json_and_packed_files(tmp_path: Path) -> None:
         ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], r"a\.txt\.gz cannot be unpacked: "),
         ("a.pdf", b"", r"a\.pdf cannot be imported as text; give \.txt files, \.jsonl files"),
         ("a.gz", b"", r"a\.gz cannot be imported as text"),
+        ("a.jsonl.zst", b"", r"a\.jsonl\.zst cannot be read; convert it: zstd -d --rm /.*zst$"),
+        (
+            "a.parquet",
+            b"",
+            r"cannot be read; convert it: pip install datasets && python -c .* && rm",
+        ),
     ],
 )
 def test_fails_for_what_cannot_be_read(
@@ -112,3 +127,29 @@ def test_fails_for_a_line_that_has_no_end(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * (1 << 20)}))
     with pytest.raises(UserError, match="line 1 is longer than 1 MiB; put one text a line"):
         documents(tmp_path)
+
+
+def test_json_keeps_its_spaces_and_may_name_its_field_otherwise(tmp_path: Path) -> None:
+    """A program's first line is indented like the others; README and LICENSE are no text."""
+    code = "    if x:\n        y()\n"
+    lines = [json.dumps({"content": text, "path": "x.py"}) for text in (code, "  \n")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    files = ImportSource(tmp_path, tmp_path).files()
+    assert [piece.text for piece in read_pieces(files, END, "content")] == [code]
+    for name in ("README.md", "LICENSE", "dataset_infos.json"):
+        (tmp_path / name).write_text("no text")
+    options = TextOptions(field="content", vocab_size=257, held_out_of=2)
+    (tmp_path / "a.jsonl").write_text("\n".join([lines[0]] * 8))
+    meta = import_dataset(
+        ImportSource(tmp_path, tmp_path).files(),
+        made(tmp_path),
+        0,
+        lambda done, total: None,
+        options,
+    )
+    assert sum(split["documents"] for split in meta["splits"].values()) == 8
+
+
+def made(folder: Path) -> Path:
+    (folder / "out").mkdir()
+    return folder / "out"
