@@ -312,7 +312,7 @@ def without_strays(files: Iterable[_B], suffixes: Iterable[str]) -> list[_B]:
 
     `suffixes` are those of samples.
     """
-    taken, strays = [], []
+    taken, strays = list[_B](), list[_B]()
     kinds = frozenset(suffixes)
     for file in files:
         kind = _kind(file.name)

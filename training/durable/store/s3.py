@@ -12,6 +12,7 @@ import io
 import logging
 import math
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -65,7 +66,8 @@ _REPEATABLE |= {"InternalError", "ServiceUnavailable", "SlowDown"}
 # changed, or a role that was just made, takes effect within minutes.
 _KEY = "its objects stay unreadable until then"
 _LASTING = {
-    "InvalidObjectState": "it is archived: `aws s3api restore-object` brings it back",
+    "InvalidObjectState": "it is archived (GLACIER, DEEP_ARCHIVE); go on some hours after `aws "
+    "s3api restore-object --bucket {bucket} --key {key} --restore-request Days=7`",
     "KeyTooLongError": "shorten the file's name or the prefix to 1,024 bytes together",
     "KMS.DisabledException": f"enable the key (aws kms enable-key): {_KEY}",
     "KMS.KMSInvalidStateException": f"keep the key (aws kms cancel-key-deletion): {_KEY}",
@@ -337,7 +339,8 @@ class S3Store:
         if status == 404 and not code.startswith("KMS."):
             raise FileNotFoundError(where) from error
         if code in _LASTING:
-            raise LastingError(f"{where}: {error}; {_LASTING[code]}") from error
+            named = {"bucket": self._bucket, "key": shlex.quote(self._prefix + key)}
+            raise LastingError(f"{where}: {error}; {_LASTING[code].format(**named)}") from error
         if (advice := explain(error)) and self.patience.is_attended and code not in DENIED:
             raise LastingError(f"{where}: {advice}") from error
         raise StoreError(f"{where}: {error}" + (f"; {advice}" if advice else "")) from error

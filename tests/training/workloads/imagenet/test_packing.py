@@ -258,6 +258,12 @@ def test_keys_of_a_bucket_that_no_folder_can_have_are_named(
         assert f"aws s3 mv s3://{bucket}/{prefix}/{odd} s3://{bucket}/{prefix}/train/cats/1" in said
         assert not list((tmp_path / f"{number}").glob("*"))
         client.delete_object(Bucket=bucket, Key=f"{prefix}/{odd}")
+    archived = {"Key": f"{prefix}/train/cats/of old.jpg", "StorageClass": "DEEP_ARCHIVE"}
+    client.put_object(Bucket=bucket, Body=b"x", **archived)
+    assert main(command(f"s3://{bucket}/{prefix}", tmp_path / "out1")) == 2
+    (said,) = capsys.readouterr().err.splitlines()[-1:]
+    assert f"restore-object --bucket {bucket} --key '{archived['Key']}' --restore-request D" in said
+    assert not (tmp_path / "out1/manifest.json").exists()
     client.put_object(Bucket=bucket, Key=f"{prefix}/shards/train-0.tar", Body=b"x")
     assert main(command(f"s3://{bucket}/{prefix}/shards", tmp_path / "out2")) == 2
     assert "aws s3 sync" in capsys.readouterr().err
