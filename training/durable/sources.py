@@ -307,10 +307,10 @@ def class_names(files: Iterable[Brought]) -> list[str]:
 _B = TypeVar("_B", bound=Brought)
 
 
-def without_strays(files: Iterable[_B], suffixes: Iterable[str]) -> list[_B]:
+def without_strays(files: Sequence[_B], suffixes: Iterable[str]) -> Sequence[_B]:
     """Return the files but those that lie beside samples, which it names, such as README.md.
 
-    `suffixes` are those of samples.
+    `suffixes` are those of samples; if there is none, all files are returned.
     """
     taken, strays = list[_B](), list[_B]()
     kinds = frozenset(suffixes)
@@ -318,6 +318,8 @@ def without_strays(files: Iterable[_B], suffixes: Iterable[str]) -> list[_B]:
         kind = _kind(file.name)
         is_stray = kind in _STRAY_KINDS or (not kind and file.label is None)
         (strays if is_stray and kind not in kinds else taken).append(file)
+    if not taken:
+        return files
     _name_left_out([file.name for file in strays])
     return taken
 
@@ -382,8 +384,9 @@ def _of_folder(root: Path) -> Iterator[SourceFile]:
         for folder, names in _walk(root)
         for name in names
     ]
-    if tables := [root / n for n in names if n.endswith(f"/{_FOLDERS_TABLE}") and is_visible(n)]:
-        for table in filter(_has_columns, tables):
+    tables = [root / n for n in names if n.endswith(f"/{_FOLDERS_TABLE}") and is_visible(n)]
+    if tables := [*filter(_has_columns, tables)]:
+        for table in tables:
             split = split_within(table.parent.name)
             for file in _of_table(table):
                 name = file.path.relative_to(root).as_posix()
@@ -404,7 +407,7 @@ def _of_shards(root: Path, names: Sequence[str]) -> Iterator[SourceFile]:
     for name in names:
         key, kind = name.removesuffix(_kind(name)), _kind(name)
         if key in keys and kind not in {*_STRAY_KINDS, _CLASS_SUFFIX}:
-            label = composed((root / f"{key}{_CLASS_SUFFIX}").read_text().strip())
+            label = composed((root / f"{key}{_CLASS_SUFFIX}").read_text().strip()) or None
             split = split_within(_folder(f"{root.name}/{name}")[-1])
             yield SourceFile(name=name, folder=root, label=label, split=split)
         elif kind != _CLASS_SUFFIX:
@@ -428,7 +431,8 @@ def _table_in(root: Path) -> Path | None:
 
 
 def _has_columns(table: Path) -> bool:
-    with table.open(newline="", encoding="utf-8-sig") as stream:
+    # One that lists nothing may be in any encoding.
+    with table.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
         there = csv.DictReader(stream).fieldnames or ()
     return all(set(names) & set(there) for names in _COLUMNS)
 
@@ -507,12 +511,16 @@ def _archives_unpacked(root: Path, scratch: Path, *, is_ours: bool) -> Path:
     splits = [split_within(_stem(path)) for path in archives]
     for path, split in zip(archives, splits, strict=True):
         name = split if split and splits.count(split) == 1 else _stem(path)
-        folder_of_it = out / path.parent.relative_to(root) / name
-        folder_of_it.mkdir(parents=True, exist_ok=True)
-        _unpack(path, folder_of_it)
+        above = out / path.parent.relative_to(root)
+        above.mkdir(parents=True, exist_ok=True)
+        inner = scratch / f"unpacked-{secrets.token_hex(4)}"
+        inner.mkdir()
+        _unpack(path, inner)
         if is_ours:
             path.unlink()
-    return _archives_unpacked(out, scratch, is_ours=True)
+        inner = _archives_unpacked(inner, scratch, is_ours=True)
+        inner.rename(above / (path.name if (above / name).exists() else name))
+    return out
 
 
 def _stem(path: Path) -> str:

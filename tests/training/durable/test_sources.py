@@ -201,7 +201,8 @@ def test_what_lies_beside_splits_is_left_out_and_named(
     tmp_path: Path, beside: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = fill(tmp_path / "own", tuple(name for name, *_ in SPLITS))
-    (own / beside).write_text("class id,filepaths,labels\n0,train/cats/1.npy,cats\n")
+    text = "class id,filepaths,labels\n0,train/cats/1.npy,Kätzchen\n"
+    (own / beside).write_text(text, encoding="latin-1")
     with caplog.at_level(logging.WARNING):
         assert rows(ImportSource(own, tmp_path).files()) == SPLITS
     assert caplog.messages == [f"[data] left out, by name no sample: {beside}"]
@@ -247,6 +248,15 @@ def test_a_tar_of_tars_has_a_class_in_each(tmp_path: Path) -> None:
         expected = [(f"{name}/{name}_1.JPEG", name) for name in ("n1", "n2")]
         assert [(file.name, file.label) for file in found] == expected
     assert sorted(path.name for path in own.iterdir()) == ["n1.tar", "n2.tar"]
+
+
+def test_ilsvrcs_own_folder_has_classes_in_train_alone(tmp_path: Path) -> None:
+    inner = {f"{name}.tar": packed(tmp_path / "x.tar", {"1.JPEG": b"x"}) for name in ("n1", "n2")}
+    packed(tmp_path / "own/ILSVRC2012_img_train.tar", inner)
+    packed(tmp_path / "own/ILSVRC2012_img_val.tar", {"ILSVRC2012_val_00000001.JPEG": b"x"})
+    found = ImportSource(tmp_path / "own", tmp_path / "scratch").files()
+    splits = [(file.label, file.split) for file in found]
+    assert splits == [("n1", "train"), ("n2", "train"), (None, "validation")]
 
 
 def test_archives_named_like_splits_are_splits(tmp_path: Path) -> None:

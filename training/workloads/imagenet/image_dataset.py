@@ -111,7 +111,7 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
     if options.validation_classes:
         listed = _read_validation_classes(options.validation_classes)
     elif own := [file for file in files if PurePosixPath(file.name).name == _TINY_LIST]:
-        listed = _of_tiny_imagenet(own[0].read().decode())
+        listed = _of_tiny_imagenet(own[0].read().decode(errors="replace"))
     brought, labels = [], []
     suffixes = Image.registered_extensions()
     for file in without_strays(files, suffixes):

@@ -148,6 +148,9 @@ def test_json_keeps_its_spaces_and_may_name_its_field_otherwise(tmp_path: Path) 
         options,
     )
     assert sum(split["documents"] for split in meta["splits"].values()) == 8
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(UserError, match="cannot be imported as text; give"):
+        import_dataset(ImportSource(tmp_path / "README.md", tmp_path).files(), tmp_path, 0, print)
 
 
 def made(folder: Path) -> Path:
