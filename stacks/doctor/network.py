@@ -274,7 +274,8 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
         f"endpoints-of-{vpc} --description 'HTTPS from the VPC' --query GroupId --output text) && "
         f"{admit}$group && for service in {' '.join(missing)}; do aws ec2 create-vpc-endpoint {at} "
         f"--vpc-id {vpc} --vpc-endpoint-type Interface --private-dns-enabled --security-group-ids "
-        f"$group --subnet-ids {' '.join(zones.values())} --service-name {prefix}$service || break; done",
+        f"$group --subnet-ids {' '.join(zones.values())} --service-name {prefix}$service || break; "
+        "done",
     )
 
 
