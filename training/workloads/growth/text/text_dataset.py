@@ -17,7 +17,7 @@ import os
 import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path, PurePath
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from contract.errors import UserError
 from contract.keys import UNFINISHED
 from training import derive_seed
-from training.durable import FolderOutput, SourceFile, without_strays
+from training.durable import FolderOutput, SourceFile, split_within, without_strays
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.tokens import (
     END_OF_TEXT,
@@ -387,7 +387,7 @@ def import_dataset(
 
     Without splits of their own, one of `held_out_of` documents is held out; `seed` decides which.
     """
-    files = without_strays(files, _KINDS)
+    files = _in_named_splits(without_strays(files, _KINDS))
     check_kinds(files)
     if files[0].split is not None:
         for split in ("train", "validation"):
@@ -403,6 +403,14 @@ def import_dataset(
         vocab_size=_GPT2_VOCABULARY,
     )
     return _write(text, out, seed, progress, options)
+
+
+def _in_named_splits(files: Sequence[SourceFile]) -> Sequence[SourceFile]:
+    """Give files without splits those of their names, if each has one: train.jsonl, test.jsonl."""
+    names = [split_within(PurePath(file.name).name) for file in files]
+    if None in names or len(set(names)) < 2 or files[0].split is not None:
+        return files
+    return [replace(file, split=name) for file, name in zip(files, names, strict=True)]
 
 
 def _write(

@@ -84,6 +84,23 @@ def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
         imported(tmp_path / "own", tmp_path / "again")
 
 
+def test_files_named_like_splits_are_splits(tmp_path: Path) -> None:
+    """As people clone a dataset from Hugging Face; nothing of the test may end up in train."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("train-00000", "train-00001", "validation", "test"):
+        (own / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    data = imported(own, tmp_path / "out")
+    assert texts_of(data, "train") == ["train-00000", "train-00001"]
+    assert texts_of(data, "validation") == ["validation"]
+    assert texts_of(data, "test") == ["test"]
+    (own / "validation.jsonl").unlink()
+    with pytest.raises(UserError, match="split validation has no files; add some, or use no split"):
+        imported(own, tmp_path / "again")
+    (own / "more.jsonl").write_text('{"text": "more"}')
+    assert "test" not in imported(own, tmp_path / "mixed").meta["splits"]
+
+
 def test_an_interrupted_import_goes_on_and_ends_with_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
