@@ -275,10 +275,13 @@ class CloudFormation:
         is_whole = all(is_there for _, is_there in self.engine.look_at(stack))
         status = "IN_SYNC" if is_whole else "DRIFTED"
         stack.drift = {"StackDriftStatus": status, "LastCheckTimestamp": now()}
-        return {"StackDriftDetectionId": stack.id}
+        # A UUID, as the stack's id ends with one: the last detection is all that is kept.
+        return {"StackDriftDetectionId": stack.id.rpartition("/")[2]}
 
     def describe_stack_drift_detection_status(self, request: Request) -> Response:
-        stack = self.engine.find(request["StackDriftDetectionId"])
+        detection = request["StackDriftDetectionId"]
+        found = (name for name in self.engine.stacks if name.endswith(f"/{detection}"))
+        stack = self.engine.find(next(found, detection))
         done = {"DetectionStatus": "DETECTION_COMPLETE", "StackId": stack.id, **request}
         return {**done, **stack.drift, "Timestamp": stack.drift["LastCheckTimestamp"]}
 

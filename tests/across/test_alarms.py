@@ -11,6 +11,7 @@ from aws_cdk.aws_sns import Topic
 from rehearsal.alarms.evaluation import Alarm, Metric
 from rehearsal.alarms.streams import agent_metrics
 from stacks.events import TrainingTopic
+from stacks.fleet import KINDS
 from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
@@ -159,7 +160,11 @@ def _alone(*, epoch_seconds: float | None = None, least_busy_percent: float | No
             "g5.xlarge", **{"train.checkpoint_interval": "2epochs"}
         ),
         metrics=RunMetrics(
-            stack_name="Alone", fleet_id="sfr-1", guard_name="guard", clock_name="clock"
+            stack_name="Alone",
+            kind=KINDS["spot"],
+            fleet_members=["sfr-1"],
+            guard_name="guard",
+            clock_name="clock",
         ),
         topic=Topic(stack, "Topic"),
         epoch_seconds=epoch_seconds,

@@ -325,10 +325,22 @@ def subnets(c: Client, *zones: str) -> tuple[str, list[str]]:
 def endpoint(c: Client, zones: str) -> None:
     """The first subnet at creation, the second added."""
     vpc, made = subnets(c, *zones)
+    c("ec2").modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
     where = {"ServiceName": "com.amazonaws.us-east-1.ssm", "VpcEndpointType": "Interface"}
     found = c("ec2").create_vpc_endpoint(VpcId=vpc, SubnetIds=made[:1], **where)
     which = found["VpcEndpoint"]["VpcEndpointId"]
     c("ec2").modify_vpc_endpoint(VpcEndpointId=which, AddSubnetIds=made[1:])
+
+
+def scaling_group(c: Client, name: str) -> None:
+    specification = {"LaunchTemplateId": template(c), "Version": "1"}
+    c("autoscaling").create_auto_scaling_group(
+        AutoScalingGroupName=name,
+        MinSize=0,
+        MaxSize=0,
+        VPCZoneIdentifier=subnets(c, "a")[1][0],
+        MixedInstancesPolicy={"LaunchTemplate": {"LaunchTemplateSpecification": specification}},
+    )
 
 
 def fleet(c: Client, *overrides: Any, **more: Any) -> None:

@@ -54,6 +54,7 @@ from tests.embedded_aws.limit_calls import (
     role,
     rule,
     run,
+    scaling_group,
     shares,
     stack,
     submit,
@@ -79,6 +80,7 @@ Case = tuple[Callable[[Client, Any], Any], Any, Any]
 NUMBER: Any = None  # the row's own number, and the one beyond it
 
 CASES: dict[str, Case] = {
+    "auto-scaling-group-name": (scaling_group, "a.b", "a:b"),
     "job-queue-name": (queue, "a-b_1", "a b"),
     "service-environment-name": (environment, "a-b_1", "a b"),
     "scheduling-policy-name": (policy, "a-b_1", "a b"),

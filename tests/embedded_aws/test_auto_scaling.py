@@ -254,7 +254,7 @@ def test_a_detached_machine_runs_on_without_its_group(group: Groups) -> None:
     ("changes", "error"),
     [
         ({"MaxSize": 0}, "ValidationError.*Desired capacity:1 must be between"),
-        ({"AutoScalingGroupName": "a:b"}, "ValidationError.*AutoScalingGroupName"),
+        ({"AutoScalingGroupName": "a:b"}, "ValidationError.*autoScalingGroupName"),
         (
             {"MixedInstancesPolicy": {"LaunchTemplate": {"LaunchTemplateSpecification": {
                 "LaunchTemplateId": "lt-00000000000000000", "Version": "1"}}}},

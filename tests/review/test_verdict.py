@@ -314,8 +314,9 @@ def test_shares_end_the_jobs_of_the_queue_that_they_replace(make_side: MakeSide)
     queue = {"sweep.instances": "4"}
     base, head = make_side(**queue), make_side(**queue, **{"sweep.shares": "a=1 b=2"})
     assert judge(base, base, []).run_effects == []
-    (effect,) = judge(base, head, []).run_effects
+    effect, *rules = judge(base, head, []).run_effects
     assert effect.startswith("**The queue Queue is removed, and Batch ends its jobs**")
+    assert all("EventPattern.detail.jobQueue" in each for each in rules)
 
 
 def test_another_kind_of_fleet_ends_the_old_ones_machine_and_costs_the_same(

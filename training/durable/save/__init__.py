@@ -22,5 +22,5 @@ The way of a save, station by station (tests/training/durable/save/test_way.py w
                     publish.CheckpointPublisher: sends, then
                     record.lease.Lease.publish: the one conditional write of the head
 
-And back: tensors.resume.Resume.find_newest, or snapshots.snapshot.fill.
+And back: tensors.resume.Resume.find_newest, or snapshots.restore.fill.
 """

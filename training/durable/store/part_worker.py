@@ -55,7 +55,7 @@ class _Order:
         return (partial(self._send, number) for number in parts)
 
     def _listen(self) -> None:
-        with suppress(ConnectionError):
+        with suppress(OSError):  # or the order is over, and its socket closed
             self._answers.recv(1)  # nothing is ever sent: the trainer has withdrawn the order
         self._stop.set()
 
