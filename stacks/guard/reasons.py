@@ -70,7 +70,8 @@ def _too_dear(tick: Tick) -> Reason | None:
     # A run stopped at the next call keeps running until then and for a notice, perhaps two.
     seconds = settings.call_every_seconds + 2 * settings.notice_seconds
     ahead = ledger.usd_per_hour * seconds / 3600
-    if settings.max_usd and usd + ahead > settings.max_usd:
+    # Without the ledger, a machine's past hours would count at the price of now.
+    if settings.max_usd and usd + ahead > settings.max_usd and not tick.is_blind:
         until = f", ${ahead:.2f} more until the next call could end it" if ahead else ""
         return Reason(
             sentence=f"${usd:.2f} billed{until}; max_usd is {settings.max_usd:g}",
@@ -81,7 +82,9 @@ def _too_dear(tick: Tick) -> Reason | None:
 
 def _barren(tick: Tick) -> Reason | None:
     settings, barren = tick.settings, tick.ledger.barren_attempts()
-    if len(barren) < settings.max_barren_attempts or tick.ledger.is_barren_on_spot(settings):
+    if tick.is_blind or len(barren) < settings.max_barren_attempts:
+        return None
+    if tick.ledger.is_barren_on_spot(settings):
         return None
     # A message that several machines share is listed once.
     senders: dict[str, list[str]] = {}

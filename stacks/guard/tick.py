@@ -35,6 +35,7 @@ class Tick:
     ledger: Ledger = field(default_factory=Ledger)
     is_kept: bool = True  # whether guard.json took every change of this call
     is_lost: bool = False  # no version of guard.json can be read
+    is_read: bool = True  # whether what the ledger says of earlier calls is known
     done: list[tuple[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -77,6 +78,11 @@ class Tick:
             saved = self.known("checkpoints", lambda: records.has_checkpoints(settings))
             self.is_headless = any(ran) or bool(saved)
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether S3 said nothing: neither what was spent before, nor what was committed."""
+        return not self.is_read and self.head is None
+
     def live(self) -> list[StackInstance]:
         """Return the stack's instances that run, of any run."""
         return [each for each in self.instances or () if each.is_live]
@@ -107,7 +113,8 @@ class Tick:
             return
         if self.is_kept:
             self.is_kept = False
-            self.ledger = self.known("guard.json", self._read_ledger) or self.ledger
+            found = self.known("guard.json", self._read_ledger)
+            self.ledger, self.is_read = found or self.ledger, found is not None
         change(self.ledger)
 
     def _read_ledger(self) -> Ledger:

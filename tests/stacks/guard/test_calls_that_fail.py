@@ -246,6 +246,20 @@ def test_an_end_is_not_told_again_and_again_without_the_ledger(scene: Scene, bef
     assert len(scene.mails()) == 1
 
 
+def test_while_s3_says_nothing_no_dollars_are_judged_by_the_price_of_now(
+    scene: Scene, before: Any
+) -> None:
+    scene.head("running")
+    scene.start()
+    scene.tick()
+    before("GetObject", _throttled)
+    with pytest.raises(GuardError, match=r"guard\.json"):
+        scene.tick(hours_later=3, MAX_USD=1.5)
+    assert scene.capacity() > 0
+    before("nothing", _throttled)
+    assert "max_usd is 1.5" in scene.tick(hours_later=3.1, MAX_USD=1.5)["reason"]
+
+
 def test_fails_when_others_always_write_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
