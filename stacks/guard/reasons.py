@@ -122,9 +122,10 @@ def _silent(tick: Tick) -> Reason | None:
 
 
 def _waits(tick: Tick) -> Reason | None:
-    if tick.instances is None:  # one may have come since EC2 last answered
+    # One may have come since EC2 last answered, and a heartbeat without an instance comes from one
+    # that has lost its tags.
+    if tick.instances is None or tick.head is None:
         return None
-    # A heartbeat without an instance comes from one that has lost its tags.
     since = max(tick.ledger.waiting, tick.head_written) if tick.ledger.waiting else tick.now
     hours, most = (tick.now - since) / 3600, tick.settings.max_wait_hours
     if not most or hours <= most:

@@ -260,6 +260,20 @@ def test_while_s3_says_nothing_no_dollars_are_judged_by_the_price_of_now(
     assert "max_usd is 1.5" in scene.tick(hours_later=3.1, MAX_USD=1.5)["reason"]
 
 
+def test_a_wait_is_not_judged_by_a_head_that_was_not_read(scene: Scene, before: Any) -> None:
+    """A machine that has lost its tags still writes its heartbeats there."""
+    scene.head("running")
+    scene.end(*scene.live())
+    scene.tick(MAX_WAIT_HOURS=6)
+    before("GetObject head.json", _throttled)
+    with pytest.raises(GuardError, match="head"):
+        scene.tick(hours_later=7, MAX_WAIT_HOURS=6)
+    assert scene.capacity() > 0
+    before("nothing", _throttled)
+    reason = scene.tick(hours_later=7.1, MAX_WAIT_HOURS=6)["reason"]
+    assert reason.startswith("no instance for 7.1 hours")
+
+
 def test_fails_when_others_always_write_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
