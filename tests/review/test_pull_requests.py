@@ -17,17 +17,22 @@ Resources = dict[str, Any]
 Edit = Callable[[Resources], object]
 
 
+def _named(resources: Resources, kind: str, having: str) -> list[str]:
+    """The names of the resources of a kind that have a text; at least one."""
+    found = [
+        name
+        for name, each in resources.items()
+        if each["Type"] == f"AWS::{kind}" and having in f"{name} {json.dumps(each)}"
+    ]
+    assert found, (kind, having)
+    return found
+
+
 def at(kind: str, having: str, path: str, value: Any = None) -> Edit:
     """Set a property of the resources of a kind, or delete it (None); `*` is each list item."""
 
     def edit(resources: Resources) -> None:
-        found = [
-            each
-            for name, each in resources.items()
-            if each["Type"] == f"AWS::{kind}" and having in f"{name} {json.dumps(each)}"
-        ]
-        assert found, (kind, having)
-        for resource in found:
+        for resource in [resources[name] for name in _named(resources, kind, having)]:
             *outer, last = path.split(".")
             nodes = [resource if outer[:1] == ["^"] else resource["Properties"]]
             for name in [each for each in outer if each != "^"]:
@@ -43,13 +48,7 @@ def at(kind: str, having: str, path: str, value: Any = None) -> Edit:
 
 def gone(kind: str, having: str) -> Edit:
     def edit(resources: Resources) -> None:
-        found = [
-            name
-            for name, each in resources.items()
-            if each["Type"] == f"AWS::{kind}" and having in f"{name} {json.dumps(each)}"
-        ]
-        assert found, (kind, having)
-        for name in found:
+        for name in _named(resources, kind, having):
             del resources[name]
 
     return edit

@@ -455,3 +455,11 @@ class GroupsBudgetMachine(BudgetMachine):
 
 class GroupsDeadlineMachine(DeadlineMachine):
     kind = "asg"
+
+
+# The same promises, for each kind of fleet.
+WITH_GROUPS: dict[type[RunMachine], type[RunMachine]] = {
+    GuardMachine: GroupsGuardMachine,
+    BudgetMachine: GroupsBudgetMachine,
+    DeadlineMachine: GroupsDeadlineMachine,
+}

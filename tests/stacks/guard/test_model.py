@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.stacks.guard.model import (
+    WITH_GROUPS,
     BudgetMachine,
     DeadlineMachine,
     GroupsBudgetMachine,
@@ -12,9 +13,6 @@ from tests.stacks.guard.model import (
     GroupsGuardMachine,
     GuardMachine,
 )
-
-OF_SPOT_FLEETS = (GuardMachine, BudgetMachine, DeadlineMachine)
-OF_GROUPS = (GroupsGuardMachine, GroupsBudgetMachine, GroupsDeadlineMachine)
 
 
 def _settings(max_examples: int, steps: int = 40) -> settings:
@@ -41,6 +39,6 @@ TestGroupsDeadline.settings = _settings(15)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [*OF_SPOT_FLEETS, *OF_GROUPS])
+@pytest.mark.parametrize("machine", [*WITH_GROUPS, *WITH_GROUPS.values()])
 def test_the_guard_for_long(machine: type) -> None:
     run_state_machine_as_test(machine, settings=_settings(5_000))

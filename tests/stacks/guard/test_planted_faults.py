@@ -18,21 +18,15 @@ from stacks.guard.settings import GuardSettings, quick_client
 from stacks.guard.tick import Tick
 from tests.stacks.guard.model import (
     SETTINGS,
+    WITH_GROUPS,
     BudgetMachine,
     DeadlineMachine,
-    GroupsBudgetMachine,
     GroupsDeadlineMachine,
     GroupsGuardMachine,
     GuardMachine,
     RunMachine,
 )
 from tests.stacks.guard.world import HOUR
-
-OF_GROUPS = {
-    BudgetMachine: GroupsBudgetMachine,
-    DeadlineMachine: GroupsDeadlineMachine,
-    GuardMachine: GroupsGuardMachine,
-}
 
 look, read_head, progress_of = Tick.look, records.read_head, records.progress_of
 machine_events = records.machine_events
@@ -139,7 +133,7 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
 }  # fmt: skip
 # Of calls that only one kind of fleet has.
 FAULTS_OF_GROUPS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
-    **{name: (OF_GROUPS[machine], plant) for name, (machine, plant) in FAULTS.items()},
+    **{name: (WITH_GROUPS[machine], plant) for name, (machine, plant) in FAULTS.items()},
     "no second way to stop": (GroupsGuardMachine, _plant(fleet.ScalingGroups, "cancel", _refuse)),
     "a new group left empty": (
         GroupsDeadlineMachine,

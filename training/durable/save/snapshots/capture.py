@@ -169,16 +169,16 @@ def capture(
     """
     listing = settled(root, moment.logs)
     moment.refuse_other(listing)
-    inodes = mapped_for_writing({(f.device, f.inode) for f in listing.files.values()})
-    mapped = frozenset(p for p, f in listing.files.items() if (f.device, f.inode) in inodes)
+    inodes = mapped_for_writing({f.file for f in listing.files.values()})
+    mapped = frozenset(p for p, f in listing.files.items() if f.file in inodes)
     new = [
         path
         for path, file in listing.files.items()
         if file not in known.files or path in mapped or listing.is_log(path)
     ]
     # One name of each file: what has several, by hard links, is read once.
-    names = {(f.device, f.inode): root / path for path, f in reversed(listing.files.items())}
-    own = {path: names[listing.files[path].device, listing.files[path].inode] for path in new}
+    names = {f.file: root / path for path, f in reversed(listing.files.items())}
+    own = {path: names[listing.files[path].file] for path in new}
     copied = None if in_place else _copied(own, staging, listing, moment)
     captured = Capture(
         reason=reason,

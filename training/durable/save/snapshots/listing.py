@@ -55,6 +55,11 @@ class FileState:
             mode=stat.S_IMODE(found.st_mode),
         )
 
+    @property
+    def file(self) -> tuple[int, int]:
+        """Device and inode: two names of one file have the same."""
+        return self.device, self.inode
+
     def may_grow_to(self, later: "FileState") -> bool:
         """Whether the same file may only have grown."""
         return self.inode == later.inode and self.bytes < later.bytes
@@ -101,8 +106,8 @@ class Listing:
     def hard_links(self) -> tuple[tuple[str, ...], ...]:
         """The paths of each file that has several."""
         paths: dict[tuple[int, int], list[str]] = {}
-        for path, file in self.files.items():
-            paths.setdefault((file.device, file.inode), []).append(path)
+        for path, state in self.files.items():
+            paths.setdefault(state.file, []).append(path)
         return tuple(tuple(group) for group in paths.values() if len(group) > 1)
 
     @property

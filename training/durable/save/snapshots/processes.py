@@ -108,7 +108,7 @@ def _about(process: str) -> list[bytes]:
 def held_open(listing: Listing) -> str | None:
     """Return a file that a process could write to now, logs aside; None if there is none."""
     files = listing.files.items()
-    inodes = {(f.device, f.inode): path for path, f in files if not listing.is_log(path)}
+    inodes = {f.file: path for path, f in files if not listing.is_log(path)}
     return min((repr(inodes[key]) for key in _open_for_writing(inodes)), default=None)
 
 

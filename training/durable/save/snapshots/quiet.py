@@ -192,7 +192,7 @@ class SaveHabit:
 
 def _is_rewritten(old: FileState, new: FileState) -> bool:
     """Whether it is another file, or has been written without having grown."""
-    is_other = (new.device, new.inode) != (old.device, old.inode)
+    is_other = new.file != old.file
     return is_other or (new.bytes <= old.bytes and new.mtime_ns != old.mtime_ns)
 
 
@@ -209,7 +209,7 @@ class Replacing:
             new = now.files.get(path)
             if new is None or new == old or now.is_log(path):
                 continue
-            if (new.device, new.inode) != (old.device, old.inode):
+            if new.file != old.file:
                 self._has_replaced = True
             elif _is_rewritten(old, new):
                 self._has_rewritten = True
@@ -259,7 +259,7 @@ class GrowingFiles:
     def look(self, listing: Listing) -> None:
         """Compare the folder with how it was at the last look."""
         now, before = time.monotonic(), self._seen
-        self._seen, inodes = {}, {(f.device, f.inode) for f in listing.files.values()}
+        self._seen, inodes = {}, {f.file for f in listing.files.values()}
         for path, state in listing.files.items():
             seen = before.get(path)
             if seen is None or (
@@ -267,7 +267,7 @@ class GrowingFiles:
             ):
                 rewrites, old = (seen.rewrites, seen.state) if seen else (0, state)
                 # A log that is rotated has another name now.
-                is_rotated = old.inode != state.inode and (old.device, old.inode) in inodes
+                is_rotated = old.inode != state.inode and old.file in inodes
                 rewrites += _is_rewritten(old, state) and not is_rotated
                 seen = _Growth(state=state, last=now, rewrites=rewrites)
             self._seen[path] = seen

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 import time
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from contract.errors import UserError
+from contract.file_names import composed
 from contract.keys import blob_key, second_key
 from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.errors import MachineError
@@ -163,8 +163,7 @@ def _linked_as_saved(manifest: FolderManifest, listing: Listing, equal: Iterable
     inodes: dict[str, tuple[int, int]] = {}
     kept = set()
     for path in sorted(equal):
-        state, group = listing.files[path], group_of.get(path, path)
-        inode = (state.device, state.inode)
+        inode, group = listing.files[path].file, group_of.get(path, path)
         if owners.setdefault(inode, group) == group and inodes.setdefault(group, inode) == inode:
             kept.add(path)
     return kept
@@ -421,7 +420,7 @@ def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> Non
 def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
     names: dict[str, str] = {}
     for path in manifest.paths:
-        folded = unicodedata.normalize("NFC", path).casefold()
+        folded = composed(path).casefold()
         if folded in names and not _is_case_sensitive(root):
             raise UserError(
                 f"the file system of {root} cannot tell {names[folded]!r} from {path!r}; "
