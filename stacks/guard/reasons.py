@@ -112,7 +112,9 @@ def _silent(tick: Tick) -> Reason | None:
         return None
     # A replacement gets the full timeout: it boots and syncs before its first heartbeat, and gets
     # it again whenever its boot has got something done, and after S3 was silent for the Guard too.
-    silence = tick.now - max(*live, tick.head_written, tick.ledger.blind_until)
+    # A head that was deleted said its last word when a call last saw it.
+    word = tick.head_written or tick.ledger.head_seen
+    silence = tick.now - max(*live, word, tick.ledger.blind_until)
     if silence <= tick.settings.heartbeat_timeout_seconds:
         return None
     return Reason(

@@ -274,6 +274,21 @@ def test_a_wait_is_not_judged_by_a_head_that_was_not_read(scene: Scene, before: 
     assert reason.startswith("no instance for 7.1 hours")
 
 
+def test_a_head_that_was_deleted_was_heard_when_it_was_last_seen(scene: Scene, before: Any) -> None:
+    """EC2 does not say either that a replacement boots; with its answer, the reason is the head."""
+    scene.head("running")
+    scene.start()
+    for hours in (0.0, 1.0, 1.9):
+        scene.tick(hours_later=hours, HEARTBEAT_TIMEOUT_SECONDS=7000)
+    quick_client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+    before("DescribeInstances", _throttled)
+    with pytest.raises(GuardError, match="instances"):
+        scene.tick(hours_later=2.0, HEARTBEAT_TIMEOUT_SECONDS=7000)
+    assert scene.capacity() > 0
+    before("nothing", _throttled)
+    assert "is missing" in scene.tick(hours_later=2.1, HEARTBEAT_TIMEOUT_SECONDS=7000)["reason"]
+
+
 def test_fails_when_others_always_write_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
