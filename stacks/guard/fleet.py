@@ -5,9 +5,9 @@ A fleet is a Spot fleet or a pair of Auto Scaling groups; its id says which.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -23,6 +23,8 @@ FLEET_TAGS = ("aws:ec2spot:fleet-request-id", "aws:autoscaling:groupName")
 PRESENT = ("Pending", "InService")
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
+# By size and zone: since when (seconds since 1970) how many dollars an hour, the oldest first.
+SpotPrices = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
 _WHEN = re.compile(r"\((\d+-\d+-\d+ \d+:\d+:\d+) (?:GMT|UTC)\)")
 # AWS's error codes for conditions that will have passed some minutes later.
 PASSING = frozenset(
@@ -103,19 +105,28 @@ def _instance(described: dict[str, Any]) -> StackInstance:
     )
 
 
-def spot_prices(instances: Iterable[StackInstance]) -> dict[tuple[str, str], float]:
-    """Return current dollars per hour, by size and zone, of the sizes that run or ran on Spot."""
+def spot_prices(instances: Iterable[StackInstance]) -> SpotPrices:
+    """Return the last day's dollars per hour of the sizes that run or ran on Spot."""
     sizes = sorted({each.size for each in instances if each.market == SPOT})
     if not sizes:
         return {}
     now = datetime.now(UTC)
-    found = quick_client("ec2").describe_spot_price_history(
-        InstanceTypes=sizes, ProductDescriptions=["Linux/UNIX"], StartTime=now, EndTime=now
+    # The first of a pool is the one in force at StartTime; EC2 lists the newest first.
+    pages = (
+        quick_client("ec2")
+        .get_paginator("describe_spot_price_history")
+        .paginate(
+            InstanceTypes=sizes,
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=now - timedelta(days=1),
+            EndTime=now,
+        )
     )
-    return {
-        (each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"])
-        for each in found["SpotPriceHistory"]
-    }
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for each in (each for page in pages for each in page["SpotPriceHistory"]):
+        pool = found.setdefault((each["InstanceType"], each["AvailabilityZone"]), [])
+        pool.append((each["Timestamp"].timestamp(), float(each["SpotPrice"])))
+    return {pool: sorted(changes) for pool, changes in found.items()}
 
 
 def own_fleet_id(settings: GuardSettings) -> str:

@@ -5,12 +5,13 @@ Pure: stacks/guard/records.py keeps it as <run>/guard.json. Times are seconds si
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
+from stacks.guard.fleet import ON_DEMAND, SPOT, SpotPrices, StackInstance
 from stacks.guard.settings import GuardSettings
 
 # 2: sizes, markets and prices of attempts; what was done once, and notes to send.
@@ -43,11 +44,16 @@ class MachineAttempt:
         """Hours from launch to end."""
         return max(0.0, self.seen - self.launched) / 3600
 
-    def bill(self, now: float, usd_per_hour: float) -> None:
-        """Bill the time since it was last seen at this price."""
-        self.usd_per_hour = usd_per_hour
-        self.usd += max(0.0, now - self.seen) / 3600 * usd_per_hour
-        self.seen = max(self.seen, now)
+    def bill(self, until: float, prices: Sequence[tuple[float, float]]) -> None:
+        """Bill the time since it was last seen, each hour at its price; the first is the oldest."""
+        self.usd_per_hour = prices[-1][1]
+        until = max(self.seen, until)
+        whens = (min(max(when, self.seen), until) for when, _ in prices[1:])
+        for (start, end), (_, usd) in zip(
+            pairwise([self.seen, *whens, until]), prices, strict=True
+        ):
+            self.usd += (end - start) / 3600 * usd
+        self.seen = until
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,12 +103,12 @@ class Ledger:
         settings: GuardSettings,
         instances: Iterable[StackInstance],
         now: float,
-        spot_prices: Mapping[tuple[str, str], float] = MappingProxyType({}),
+        spot_prices: SpotPrices = MappingProxyType({}),
     ) -> None:
         """Bring the attempts up to date with what EC2 says about the run's instances.
 
-        `spot_prices` are the current ones by size and zone. Where one is unknown, the machine's
-        last one counts, or else the on-demand list price, which Spot never exceeds.
+        `spot_prices` are those of the last day. Where one is unknown, the machine's last one
+        counts, or else the on-demand list price, which Spot never exceeds.
         """
         found = {instance.id: instance for instance in instances}
         for instance in found.values():
@@ -120,12 +126,12 @@ class Ledger:
             until = min(now, one.ended or now) if one is not None else now
             if attempt.is_live:
                 more = settings.storage_usd_per_hour
-                price = settings.usd_per_hour(attempt.size, ON_DEMAND) + more
+                most = settings.usd_per_hour(attempt.size, ON_DEMAND) + more
+                prices = [(0.0, most)]
                 if attempt.market == SPOT:
-                    seen = spot_prices.get((one.size, one.zone)) if one is not None else None
-                    last = attempt.usd_per_hour or price
-                    price = last if seen is None else min(price, seen + more)
-                attempt.bill(until, price)
+                    pool = spot_prices.get((one.size, one.zone), ()) if one is not None else ()
+                    prices = [(when, min(most, usd + more)) for when, usd in pool]
+                attempt.bill(until, prices or [(0.0, attempt.usd_per_hour or most)])
             attempt.is_live = one is not None and one.is_live
 
     def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:

@@ -164,8 +164,13 @@ def terminate_instances(world: World, InstanceIds: list[str]) -> Any:
 
 
 def describe_spot_price_history(world: World, **_: Any) -> Any:
-    price = {"SpotPrice": str(world.spot_usd), "AvailabilityZone": "us-east-1a"}
-    return {"SpotPriceHistory": [{**price, "InstanceType": "g5.xlarge"}]}
+    pool = {"InstanceType": "g5.xlarge", "AvailabilityZone": "us-east-1a"}
+    return {
+        "SpotPriceHistory": [
+            {**pool, "SpotPrice": str(usd), "Timestamp": _time(when)}
+            for when, usd in world.spot_prices[::-1]
+        ]
+    }
 
 
 def get_parameter(world: World, Name: str) -> Any:

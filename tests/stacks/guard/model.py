@@ -228,7 +228,7 @@ class GuardMachine(RunMachine):
 
     @rule(usd=st.sampled_from([0.2, 0.4, 0.9]))
     def price(self, usd: float) -> None:
-        self.world.spot_usd = usd
+        self.world.spot_prices.append((self.world.now, usd))
 
     @precondition(lambda self: self.world.get("head.json"))
     @rule(state=st.sampled_from(["finished", "failed"]))

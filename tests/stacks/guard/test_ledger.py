@@ -34,7 +34,8 @@ def _instance(name: str, launched: float = 0, **changes: object) -> StackInstanc
     return StackInstance(id=name, launched=launched, **known)  # type: ignore[arg-type]
 
 
-SEEN = {("g5.xlarge", "us-east-1a"): 0.5}
+POOL = ("g5.xlarge", "us-east-1a")
+SEEN = {POOL: [(0.0, 0.5)]}
 
 
 def test_dollars_are_counted_by_market() -> None:
@@ -61,9 +62,9 @@ def test_each_hour_counts_at_the_price_that_ec2_had_then_with_volumes() -> None:
     ledger, settings = Ledger(), replace(SETTINGS, storage_usd_per_hour=0.05)
     for hour, seen, usd_per_hour in (
         (1, SEEN, 0.55),
-        (2, {("g5.xlarge", "us-east-1a"): 0.9, ("g5.xlarge", "us-east-1b"): 0.2}, 0.95),
+        (2, {POOL: [(0.0, 0.9)], ("g5.xlarge", "us-east-1b"): [(0.0, 0.2)]}, 0.95),
         # At most the list price, which is what counts where EC2 does not say.
-        (3, {("g5.xlarge", "us-east-1a"): 1.3}, 1.05),
+        (3, {POOL: [(0.0, 1.3)]}, 1.05),
         (4, {}, 1.05),
     ):
         ledger.observe(settings, [_instance("i-1")], hour * HOUR, seen)
@@ -74,6 +75,16 @@ def test_each_hour_counts_at_the_price_that_ec2_had_then_with_volumes() -> None:
     ledger.observe(settings, [_instance("i-1", is_live=False)], 4 * HOUR, SEEN)
     assert ledger.usd_per_hour == 0
     assert Ledger.from_json(ledger.to_json()).billed_usd() == pytest.approx(3.6)
+
+
+def test_hours_without_a_call_count_at_the_prices_of_then() -> None:
+    """After five hours without S3: neither the price before them nor that of now is theirs."""
+    ledger = Ledger()
+    ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
+    prices = [(0.5 * HOUR, 0.5), (3 * HOUR, 0.1), (5 * HOUR, 1.3), (7 * HOUR, 0.9)]
+    ledger.observe(SETTINGS, [_instance("i-1")], 6 * HOUR, {POOL: prices})
+    assert ledger.billed_usd() == pytest.approx(0.5 + 2 * 0.5 + 2 * 0.1 + 1.0)
+    assert ledger.usd_per_hour == 0.9
 
 
 def test_the_first_files_of_format_2_have_a_price_and_no_sum() -> None:

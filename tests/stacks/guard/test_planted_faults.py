@@ -119,7 +119,7 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     "the market's price ignored": (BudgetMachine, _plant(fleet, "spot_prices", lambda *_: {})),
     "the plan's price billed": (
         BudgetMachine,
-        _plant(fleet, "spot_prices", lambda *_: {("g5.xlarge", "us-east-1a"): 0.4}),
+        _plant(fleet, "spot_prices", lambda *_: {("g5.xlarge", "us-east-1a"): [(0.0, 0.4)]}),
     ),
     "a missing head not seen": (GuardMachine, _plant(Tick, "look", _look_without_head)),
     "the deadline ignored": (

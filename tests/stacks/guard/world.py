@@ -109,7 +109,8 @@ class World:
     sizes: dict[Market, tuple[int, int]] = field(default_factory=dict)
     deleted: set[Market] = field(default_factory=set)
     has_capacity: bool = True
-    spot_usd: float = 0.4
+    # Since when Spot costs how many dollars an hour.
+    spot_prices: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.4)])
     life: Life = Life()
     # Until when the machines do not reach S3, and the Guard does not.
     trouble_ends: float = 0.0
@@ -159,7 +160,7 @@ class World:
 
     def _bill(self, seconds: float) -> None:
         for machine in self.live:
-            price = self.spot_usd if machine.market == "spot" else ON_DEMAND_USD
+            price = self.spot_prices[-1][1] if machine.market == "spot" else ON_DEMAND_USD
             self.spent += (price + VOLUME_USD) * seconds / HOUR
 
     def _live(self, machine: Machine, seconds: float) -> None:
