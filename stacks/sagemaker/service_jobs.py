@@ -23,7 +23,8 @@ from contract.sweep import Sweep, SweepRun
 from stacks.guard.settings import answer_or_none
 from stacks.sagemaker.request import refused_by_model
 
-# With the pauses in between, about two minutes; boto3's own 5 are over in seconds.
+# With the pauses in between, about a minute where AWS throttles, and 5 to 20 s at other errors;
+# boto3's own 3 are over in seconds.
 _MAX_ATTEMPTS = 10
 _OVER = ("SUCCEEDED", "FAILED")
 # A job that is told to end at its limit has this long to save.

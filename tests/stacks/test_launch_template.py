@@ -1,11 +1,17 @@
 """The launch template's security and volumes: cdk-nag does not look into launch templates."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.stack_names import TRAINING
+from tests.stacks.conftest import DEFAULTS, REPOSITORY
 from tests.stacks.templates import only
 
 
@@ -52,6 +58,25 @@ def test_on_the_instance_store_there_is_no_data_volume(synthesize: Callable[...,
     data = data_of(synthesize(data_on="nvme"))
     assert [each["DeviceName"] for each in data["BlockDeviceMappings"]] == ["/dev/sda1"]
     assert "DATA_ON=nvme" in str(data["UserData"])
+
+
+def test_more_iops_than_the_rule_knows_pass_it(tmp_path: Path) -> None:
+    """E3671, of cfn-lint and of every synth, ends at the 16,000 IOPS that gp3 had until 2025."""
+    sizes = {"size": "g5.12xlarge", "data_volume.gib": 400, "data_volume.iops": 20_000}
+    environ = {
+        **os.environ,
+        "CDK_OUTDIR": str(tmp_path),
+        "CDK_CONTEXT_JSON": json.dumps({**DEFAULTS, **sizes}),
+        "CDK_VALIDATION": "true",  # which the other tests do without
+    }
+    subprocess.run([sys.executable, "app.py"], env=environ, check=True, cwd=REPOSITORY)
+    report = json.loads((tmp_path / "validation-report.json").read_text())
+    (rules,) = report["pluginReports"]
+    assert "E3671" not in [each["ruleName"] for each in rules["violations"]]
+    assert "E3671" in [each["ruleName"] for each in rules["suppressedViolations"]]
+    command = [sys.executable, "-m", "cfnlint", str(tmp_path / f"{TRAINING}.template.json")]
+    linted = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "E3671" not in linted.stdout
 
 
 def test_instances_and_volumes_are_tagged_for_guard_and_fleet(data: Any) -> None:
