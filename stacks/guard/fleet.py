@@ -126,7 +126,9 @@ def spot_prices(instances: Iterable[StackInstance]) -> SpotPrices:
     for each in (each for page in pages for each in page["SpotPriceHistory"]):
         pool = found.setdefault((each["InstanceType"], each["AvailabilityZone"]), [])
         pool.append((each["Timestamp"].timestamp(), float(each["SpotPrice"])))
-    return {pool: sorted(changes) for pool, changes in found.items()}
+    return {
+        pool: sorted(changes[::-1], key=lambda each: each[0]) for pool, changes in found.items()
+    }
 
 
 def own_fleet_id(settings: GuardSettings) -> str:
