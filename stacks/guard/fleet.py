@@ -125,10 +125,8 @@ def spot_prices(instances: Iterable[StackInstance]) -> SpotPrices:
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for each in (each for page in pages for each in page["SpotPriceHistory"]):
         pool = found.setdefault((each["InstanceType"], each["AvailabilityZone"]), [])
-        pool.append((each["Timestamp"].timestamp(), float(each["SpotPrice"])))
-    return {
-        pool: sorted(changes[::-1], key=lambda each: each[0]) for pool, changes in found.items()
-    }
+        pool.insert(0, (each["Timestamp"].timestamp(), float(each["SpotPrice"])))
+    return {pool: sorted(changes, key=lambda each: each[0]) for pool, changes in found.items()}
 
 
 def own_fleet_id(settings: GuardSettings) -> str:
