@@ -21,7 +21,7 @@ from stacks.parameters.fields import KINDS
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-PAGES = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "AGENTS.md", *sorted(DOCS.glob("*.md")))
 PATH = r"`([\w.-]+/[\w./-]*\.(?:py|sh|md|json|csv|toml|yml|example))[`:]"
 every_page = pytest.mark.parametrize(
     "path", PAGES, ids=lambda path: path.relative_to(REPOSITORY).as_posix()

@@ -53,7 +53,11 @@ def _over(tick: Tick) -> Reason | None:
     if head.get("state") not in DONE_STATES:
         return None
     if head["state"] == "finished":
-        advice = f"Receipt, report and weights are below {tick.settings.run_uri}."
+        advice = (
+            f"Receipt, report and weights are below {tick.settings.run_uri}.\n"
+            "The idle stack still costs a few dollars a month; this ends it and keeps the buckets: "
+            f"npx cdk destroy {tick.settings.stack_name}"
+        )
         return Reason(sentence="the run is finished", advice=advice)
     advice = f"{head.get('reason') or 'The events say why.'}\nFix that first."
     return Reason(sentence="the run has failed", advice=advice)

@@ -108,6 +108,12 @@ def checked_optimizer(stage: Train, optimizer: Any, model: nn.Module) -> Optimiz
             f"stage {stage.name!r}: the optimizer was given the wrong parameters ({what}); pass it "
             "those of the model that optimizer(m) is called with: m.parameters()"
         )
+    if callable(getattr(optimizer, "eval", None)):
+        raise UserError(
+            f"stage {stage.name!r}: {type(optimizer).__name__} keeps the weights to evaluate apart "
+            "from those it trains (eval() and train()), and evaluations and exports would get the "
+            "latter; use another optimizer, with Settings(ema_decay=...) for averaged weights"
+        )
     return optimizer
 
 

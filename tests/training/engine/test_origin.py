@@ -175,7 +175,7 @@ def test_fails_when_the_weights_have_changed_since(
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "no run found at"),
         (["--init-from=no/such.safetensors"], "does not exist"),
-        (["--init-from={file}"], "is not a state dict and has none under 'model' or 'state_dict'"),
+        (["--init-from={file}"], "is not a state dict and has none under 'state_dict_ema', "),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(

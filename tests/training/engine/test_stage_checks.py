@@ -41,6 +41,12 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for module in modules for p in module.parameters()])
 
 
+class ScheduleFree(torch.optim.SGD):
+    """With the methods of schedulefree's optimizers."""
+
+    def eval(self) -> None: ...
+
+
 LOSS = {
     "loss returned a tensor of shape ()": SCALAR,
     "a tensor of shape (4,) with requires_grad=True; return a differentiable": Loss(
@@ -63,6 +69,11 @@ TENSOR = {"accuracy": torch.ones(3)}
         (stage_checks.checked_weight, (-1.0, 4), "step 5 have the total weight -1.0"),
         (stage_checks.checked_start, (None,), "start returned None; return training.St"),
         (stage_checks.checked_optimizer, (None, MODEL), "optimizer returned None; return a to"),
+        (
+            stage_checks.checked_optimizer,
+            (ScheduleFree(MODEL.parameters()), MODEL),
+            "ScheduleFree keeps the weights to evaluate apart from those it trains",
+        ),
         (
             stage_checks.checked_optimizer,
             (sgd(MODEL, nn.Linear(1, 1)), MODEL),

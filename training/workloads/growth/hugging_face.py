@@ -29,6 +29,7 @@ _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("dense", {"rope_theta": 10_000.0, "rms_norm_eps": 1e-6}),
     "mixtral": ("experts", {"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
 }
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 # Settings for which the model here supports only one value.
 _FIXED = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": None}
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
@@ -81,21 +82,23 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     theirs: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         theirs |= load_file(path)
+    _refuse_quantized(theirs)
+    has_biases = any(name.endswith(".bias") for name in theirs)
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     num_experts = config.get("num_local_experts", 8) if config["model_type"] == "mixtral" else 0
     groups = heads // config.get("num_key_value_heads", heads)
     state = {
-        "embedding.weight": theirs["model.embed_tokens.weight"].float(),
-        "final_norm.weight": theirs["model.norm.weight"].float(),
+        "embedding.weight": theirs.pop("model.embed_tokens.weight").float(),
+        "final_norm.weight": theirs.pop("model.norm.weight").float(),
     }
     is_tied = bool(config.get("tie_word_embeddings", False))
     if not is_tied:
-        state["head.weight"] = theirs["lm_head.weight"].float()
+        state["head.weight"] = theirs.pop("lm_head.weight").float()
     for number in range(layers):
         old, new = f"model.layers.{number}", f"blocks.{number}"
         for name, ours in (_LAYER | (_ROUTER if num_experts else _DENSE)).items():
-            weight = theirs[f"{old}.{name}.weight"].float()
-            bias = theirs.get(f"{old}.{name}.bias", torch.zeros(len(weight))).float()
+            weight = theirs.pop(f"{old}.{name}.weight").float()
+            bias = theirs.pop(f"{old}.{name}.bias", torch.zeros(len(weight))).float()
             if groups > 1 and ours in ("attention.key", "attention.value"):
                 weight, bias = (_for_each_query(t, heads // groups, groups) for t in (weight, bias))
             state[f"{new}.{ours}.weight"] = weight.contiguous()
@@ -106,11 +109,12 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
             weights = [theirs.pop(of_expert.format(expert)) for expert in range(num_experts)]
             state[f"{new}.ffn.experts.{ours}_weight"] = weight = torch.stack(weights).float()
             state[f"{new}.ffn.experts.{ours}_bias"] = torch.zeros(weight.shape[:2])
+    _refuse_leftover(theirs)
     about = {
         "norm": "rms",
         "activation": "swiglu",
         "is_tied": str(is_tied).lower(),
-        "has_biases": str(any(name.endswith(".bias") for name in theirs)).lower(),
+        "has_biases": str(has_biases).lower(),
         "vocab_size": config["vocab_size"],
         "width": config["hidden_size"],
         "hidden": config["intermediate_size"],
@@ -122,6 +126,26 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
         top_k = config.get("num_experts_per_tok", 2)
         about |= {"num_experts": num_experts, "top_k": top_k, "dense_steps": 1}
     return about, state
+
+
+def _refuse_quantized(theirs: Mapping[str, Tensor]) -> None:
+    """They are scaled by other tensors; as they are, they would be thousands of times too large."""
+    if odd := {str(each.dtype) for each in theirs.values() if each.dtype not in _FLOATS}:
+        raise UserError(
+            f"its weights are quantized ({', '.join(sorted(odd))}); use the folder of the "
+            "unquantized model, or load it with transformers, `dequantize()` it and "
+            "`save_pretrained()`"
+        )
+
+
+def _refuse_leftover(theirs: Mapping[str, Tensor]) -> None:
+    # Of older versions, and a copy of the tied embedding: both computed from the rest.
+    left = [n for n in theirs if not n.endswith("rotary_emb.inv_freq") and n != "lm_head.weight"]
+    if left:
+        raise UserError(
+            f"the model here has no place for {left[0]} and {len(left) - 1} more of its tensors; "
+            "pass one with the layers of transformers' own Llama or Mixtral"
+        )
 
 
 def _checked(config: Mapping[str, Any]) -> tuple[str, float]:
@@ -180,6 +204,9 @@ def write_hugging_face(m: nn.Module, out: Path) -> None:
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_base},
         "tie_word_embeddings": c.is_tied,
         "dtype": "float32",
+        # Not transformers' defaults, 1 and 2: in a byte-level vocabulary these are punctuation.
+        "bos_token_id": None,
+        "eos_token_id": None,
     }
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps({**common, **about}, indent=1) + "\n")
@@ -210,7 +237,9 @@ def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], 
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": False,
+        # As before transformers 5.
         "rotary_pct": 1.0,
+        "rotary_emb_base": c.rope_base,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": c.rope_base,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from contract.errors import UserError
@@ -60,6 +60,8 @@ def test_what_is_exported_gives_the_same_logits_and_loss(
     )
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert theirs.config.model_type == kind
+    # Not transformers' 2, at which generation would stop: a quotation mark.
+    assert theirs.generation_config.eos_token_id is None
     (tokens, targets), theirs = texts(), theirs.double().eval()
     with torch.no_grad():
         found, wanted = logits(theirs, tokens), ours.double()(tokens)
@@ -102,6 +104,34 @@ def test_a_llama_or_mixtral_becomes_a_phase_with_the_same_logits(
         assert hugging_face.main([str(tmp_path / kind), str(tmp_path / "no.safetensors")]) == 2
         assert sentence in capsys.readouterr().err
         path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mlp.gate_proj.weight": torch.float8_e4m3fn}, "quantized (torch.float8_e4m3fn); use"),
+        ({"mlp.up_proj.weight": torch.int8}, "quantized (torch.int8); use the folder of"),
+        (
+            {"mlp.up_proj.weight_scale": None},
+            "no place for model.layers.0.mlp.up_proj.weight_scale",
+        ),
+        ({"self_attn.q_norm.weight": None}, "no place for model.layers.0.self_attn.q_norm.weight"),
+    ],
+)
+def test_fails_for_weights_that_mean_something_else_than_they_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    small_llama("llama", vocab_size=32).save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs/model.safetensors"
+    tensors = load_file(path)
+    for name, dtype in changes.items():
+        full = f"model.layers.0.{name}"
+        tensors[full] = tensors[full].to(dtype) if dtype else torch.ones(1)
+    save_file(tensors, path, metadata={"format": "pt"})
+    out = tmp_path / "out.safetensors"
+    assert hugging_face.main([str(tmp_path / "theirs"), str(out)]) == 2
+    assert says in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_mixtral_goes_through_a_run_and_comes_out_with_the_same_logits(

@@ -9,6 +9,7 @@ of the old one's last checkpoints, and a normal resume does the rest. From there
 follows the schedule of the longer training.
 """
 
+import argparse
 import hashlib
 import json
 import logging
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -43,7 +44,11 @@ from training.durable.store.protocol import PreconditionFailedError, Store, Stor
 from training.durable.store.transfer import put_text
 
 # Files of weights: ours, and those that torch.save wrote.
-_WEIGHT_FILES = (".safetensors", ".pth", ".pt")
+_WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".pth.tar", ".bin", ".ckpt")
+# Where a training program's file has the model, the average first, as timm's own loader takes it;
+# and what compiling and DistributedDataParallel put before its names.
+_STATES = ("state_dict_ema", "model_ema", "state_dict", "model")
+_WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 # A placeholder for the hash in the header, of the same length, until all tensors are written.
 _PLACEHOLDER = "?" * 64
 
@@ -122,7 +127,9 @@ def _from_file(uri: str, folder: Path) -> Weights:
     path = folder / "weights.pth"
     try:
         store.get_file(name, path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        # Options that torchvision's and timm's programs save along; neither runs any code.
+        with torch.serialization.safe_globals([argparse.Namespace, PosixPath]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise UserError(f"{uri} does not exist; check the URI") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -130,15 +137,33 @@ def _from_file(uri: str, folder: Path) -> Weights:
             f"{uri} cannot be read as tensors alone ({str(error).splitlines()[0]:.80}); save the "
             "state dict as safetensors"
         ) from error
-    for key in ("model", "state_dict"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    values = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(one, torch.Tensor) for one in values):
+    where = next((key for key in _STATES if isinstance(_entry(found, key), dict)), "")
+    found = _unwrapped(found[where] if where else found)
+    if not found or not all(isinstance(one, torch.Tensor) for one in found.values()):
         raise UserError(
-            f"{uri} is not a state dict and has none under 'model' or 'state_dict'; save only that"
+            f"{uri} is not a state dict and has none under {', '.join(map(repr, _STATES))}; save "
+            "only that"
         )
+    if where in _STATES[:2]:
+        _log.info("[weights] %s: %r, the moving average of its weights", uri, where)
     return Weights(tensors=found, about={})
+
+
+def _entry(found: Any, key: str) -> Any:
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _unwrapped(state: Any) -> dict[str, Any]:
+    """Drop what wrappers add to a state dict: prefixes, and an AveragedModel's counter."""
+    named = {k: v for k, v in state.items() if k != "n_averaged"} if _is_named(state) else {}
+    for prefix in _WRAPPERS:
+        if named and all(name.startswith(prefix) for name in named):
+            named = {name.removeprefix(prefix): value for name, value in named.items()}
+    return named
+
+
+def _is_named(state: Any) -> bool:
+    return isinstance(state, dict) and all(isinstance(key, str) for key in state)
 
 
 def _fetch(store: Store, key: str, folder: Path) -> Weights:
