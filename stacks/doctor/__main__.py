@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import boto3
+import botocore
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.aws_errors import explain
@@ -62,6 +64,12 @@ def examine(target: DeployTarget) -> Iterator[Diagnosis]:
             yield from run(name, check, target)
 
 
+def _is_unknown(region: str) -> bool:
+    session = boto3.Session()
+    partitions = session.get_available_partitions()
+    return not any(region in session.get_available_regions("ec2", each) for each in partitions)
+
+
 def _credentials(target: DeployTarget) -> Diagnosis:
     check = "credentials"
     try:
@@ -71,6 +79,12 @@ def _credentials(target: DeployTarget) -> Diagnosis:
         fix = f"aws sts get-caller-identity --region {target.region}"
         if isinstance(error, ClientError):
             fix = _LOG_IN
+        elif _is_unknown(target.region):
+            what = (
+                f"{target.region} is no region that botocore {botocore.__version__} knows; name "
+                "another with AWS_REGION"
+            )
+            fix = "aws ec2 describe-regions --region us-east-1 --query 'Regions[].RegionName'"
         if "InvalidClientTokenId" in what:
             what += f" (so answers, too, a region that is off: {_IS_ON} {target.region})"
         return problem(what=what, fix=fix, check=check)

@@ -402,16 +402,23 @@ def test_credentials_that_do_not_count_are_renewed(capsys: pytest.CaptureFixture
     assert "get-region-opt-status --region us-east-1 --region-name us-east-1)" in out
 
 
-def test_fails_without_a_network_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("region", "says"),
+    [
+        ("us-east-1", "cannot call AWS"),
+        ("eu-nowhere-1", "eu-nowhere-1 is no region that botocore"),
+    ],
+)
+def test_fails_without_a_network_and_for_an_unknown_region_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], region: str, says: str
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_REGION", region)
     # Nobody listens on the discard port.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert main([]) == 2
-    assert "cannot call AWS" in capsys.readouterr().out
+    assert says in capsys.readouterr().out
 
 
 def test_fails_for_a_context_that_is_none(
