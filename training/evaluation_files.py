@@ -1,6 +1,7 @@
 """Files that an evaluation writes for people and the report shows: tables, sheets of pictures."""
 
 import csv
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +35,16 @@ def write_sheet(path: Path, heading: str, pictures: Sequence[Captioned], num_col
     """
     from PIL import Image, ImageDraw, ImageFont
 
+    font = ImageFont.load_default(size=12)
     height, width = np.max([each.pixels.shape[:2] for each in pictures], axis=0).tolist()
-    cell_height, cell_width = height + _LINE + 4, width + _LINE
+    # A caption may be wider than its picture, and the heading than all of them.
+    widths = [width, *(math.ceil(font.getlength(each.caption)) for each in pictures)]
+    cell_height, cell_width = height + _LINE + 4, max(widths) + _LINE
     num_rows = -(-len(pictures) // num_columns)
-    size = (num_columns * cell_width + _LINE, num_rows * cell_height + 2 * _LINE)
+    across = max(num_columns * cell_width, math.ceil(font.getlength(heading)) + _LINE)
+    size = (across + _LINE, num_rows * cell_height + 2 * _LINE)
     sheet = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    draw = ImageDraw.Draw(sheet)
     draw.text((_LINE, 4), heading, fill="black", font=font)
     for number, each in enumerate(pictures):
         row, column = divmod(number, num_columns)

@@ -5,10 +5,10 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from contract.errors import Exit, UserError
 from contract.keys import SPLITS
@@ -66,14 +66,15 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
     parser.description = (
         "Write a run's predictions, one JSON line per sample of a split, or for a detector one "
-        "list in COCO's results format. With --images: pictures of what a detector finds in them."
+        "list in COCO's results format. With --images: what a detector or classifier finds in your "
+        "own, as pictures."
     )
     _add_subject(parser)
     parser.add_argument(
         "--images",
         type=Path,
-        help="your own image or folder of images, instead of a split: pictures with what is found "
-        "go to the folder --out; the dataset names the classes",
+        help="your own image or folder of images, instead of a split: what is found goes to the "
+        "folder --out; the dataset names the classes",
     )
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
@@ -231,7 +232,7 @@ def _draw(options: argparse.Namespace) -> int:
                 f"stage {trained.stage.name!r} cannot draw on images; leave --images out"
             )
         trained.stage.draw(trained.model, trained.inputs, images, options.out)
-    print(f"[ok] {options.out}: {len(images)} pictures")
+    print(f"[ok] {options.out}: what was found in {len(images)} images")
     return Exit.FINISHED
 
 
@@ -245,6 +246,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
             "returns a dictionary for each sample; add it (training/workload.py)"
         )
     between, is_list = "[", implements(stage, Train.result_list)
+    classes = trained.inputs.dataset.meta.get("classes")
     for micro, batch in trained.each_batch(split):
         predictions = stage.predict(trained.model, batch)
         if len(predictions) != len(micro.ids):
@@ -255,7 +257,8 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
         num += len(predictions)
         for index, prediction in zip(micro.ids, predictions, strict=True):
             if not is_list:
-                stream.write(json.dumps({"index": index, **prediction}) + "\n")
+                names = _named(prediction, classes) if isinstance(classes, list) else {}
+                stream.write(json.dumps({"index": index, **prediction, **names}) + "\n")
                 continue
             for result in stage.result_list(prediction):
                 stream.write(f"{between}\n{json.dumps(result)}")
@@ -263,6 +266,16 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
     if is_list:
         stream.write("[]\n" if between == "[" else "\n]\n")
     return num
+
+
+def _named(prediction: Mapping[str, Any], classes: Sequence[Any]) -> dict[str, Any]:
+    """Return the names of a classifier's numbers, `label` and `classes`, as far as it has them."""
+    names: dict[str, Any] = {}
+    if isinstance(label := prediction.get("label"), int):
+        names["label_name"] = classes[label]
+    if isinstance(found := prediction.get("classes"), list):
+        names["names"] = [classes[number] for number in found]
+    return names
 
 
 @contextmanager

@@ -51,14 +51,16 @@ from training.workloads.imagenet.model import (
     write_for_library,
     write_program,
 )
-from training.workloads.imagenet.packing import ImageOptions, Shards
-from training.workloads.imagenet.samples import ImageSamples
+from training.workloads.imagenet.packing import ImageOptions, NoImageError, Shards
+from training.workloads.imagenet.samples import ImageSamples, evaluated_image
 
 _log = logging.getLogger(__name__)
 # A larger share of the initial weights in an average costs accuracy.
 _MOST_LEFT = 0.01
 # This many of the most confused pairs of classes are shown, with pictures.
 _PAIRS, _PICTURES_PER_PAIR = 10, 4
+# So many of the most probable classes are named.
+_NUM_BEST = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,7 +271,7 @@ class TrainClassifier(Train):
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """Return each image's five most probable classes, by number, and its true class."""
         probabilities_BK = m(b["images"]).float().softmax(dim=1)
-        best = probabilities_BK.topk(min(5, probabilities_BK.shape[1]), dim=1)
+        best = probabilities_BK.topk(min(_NUM_BEST, probabilities_BK.shape[1]), dim=1)
         return [
             {"image": image, "label": label, "classes": classes, "probabilities": probabilities}
             for image, label, classes, probabilities in zip(
@@ -280,6 +282,23 @@ class TrainClassifier(Train):
                 strict=True,
             )
         ]
+
+    def draw(self, m: nn.Module, i: Inputs, images: Sequence[Path], out: Path) -> None:
+        """Name each image's five most probable classes, in a table and in a sheet of pictures."""
+        names, rows, pictures = i.dataset.meta["classes"], [], []
+        for path in images:
+            try:
+                pixels = evaluated_image(path.read_bytes(), self.config.image_size(-1))
+            except NoImageError as error:
+                raise UserError(f"{path} {error}; remove it") from error
+            probabilities_K = m(pixels[None].to(i.device)).float().softmax(dim=1)[0]
+            best = probabilities_K.topk(min(_NUM_BEST, len(names)))
+            found = [(names[k], p) for p, k in zip(*(t.tolist() for t in best), strict=True)]
+            rows += [(path.name, place, *each) for place, each in enumerate(found, 1)]
+            name, probability = found[0]
+            pictures.append(Captioned(pixels.numpy(), f"{path.name}: {name} {probability:.0%}"))
+        write_table(out / "classes.csv", ["file", "place", "class", "probability"], rows)
+        write_sheet(out / "classes.png", "the most probable class", pictures, _PICTURES_PER_PAIR)
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         """Write the most confused pairs of classes, as a table and with pictures."""

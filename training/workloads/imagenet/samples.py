@@ -25,7 +25,12 @@ from torchvision.transforms import v2
 from contract.errors import UserError
 from training import Order, Samples, derive_seed, drawing_from
 from training.durable import Tally
-from training.workloads.imagenet.packing import Shards, shuffled_by_windows
+from training.workloads.imagenet.packing import (
+    ImageOptions,
+    Shards,
+    encode,
+    shuffled_by_windows,
+)
 
 _log = logging.getLogger(__name__)
 # The dataset counts as damaged if this many images in a row cannot be decoded, or more than this
@@ -130,6 +135,11 @@ class ImageSamples(Samples):
             f"{self.shards.describe(index)} and {_MAX_REPLACEMENTS} images drawn in its place "
             "cannot be decoded; import the dataset again"
         )
+
+
+def evaluated_image(content: bytes, size: int) -> Tensor:
+    """Return a user's image file as an evaluation sees it; NoImageError if it cannot be decoded."""
+    return _eval_image(decode(encode(content, 0, ImageOptions().quality).jpeg), size).contiguous()
 
 
 def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:

@@ -41,7 +41,7 @@ def test_what_is_found_in_ones_own_images_is_drawn_on_them(
     monkeypatch.setattr(evaluation, "_LEAST_SCORE", least - 1e-5)
     capsys.readouterr()
     assert main([*predict, "--images=own", "--out=pictures"]) == 0
-    assert "[ok] pictures: 2 pictures" in capsys.readouterr().out
+    assert "[ok] pictures: what was found in 2 images" in capsys.readouterr().out
     strong = [result for result in found if result["score"] >= least]
     names = {each["id"]: number for number, each in enumerate(truth["categories"])}
     with Image.open("pictures/plain.png.png") as drawn, Image.open(own / "plain.png") as plain:

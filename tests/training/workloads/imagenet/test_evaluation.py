@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from contract.errors import UserError
@@ -93,6 +94,38 @@ def test_a_prediction_has_the_five_most_probable_classes() -> None:
     (first, _) = stage.predict(LeftColumn(), batch([RISING] * 2, [3, 4]))
     assert (first["image"], first["label"], first["classes"]) == (10, 3, [7, 6, 5, 4, 3])
     assert first["probabilities"] == sorted(first["probabilities"], reverse=True)
+
+
+class MeanColors(nn.Module):
+    """Logits that are the means of the colors, of which each is a class."""
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        return images_BHWC.float().mean(dim=(1, 2)) / 50
+
+
+def test_images_of_one_s_own_are_named_whatever_their_format(tmp_path: Path) -> None:
+    found, paths = tmp_path / "found", []
+    found.mkdir()
+    for name, color in (("a.png", (250, 0, 0)), ("b.gif", (0, 250, 0)), ("c.jpg", (0, 0, 250))):
+        Image.new("RGB", (90, 60), color).save(tmp_path / name)
+        paths.append(tmp_path / name)
+    inputs = cast(
+        Inputs,
+        SimpleNamespace(
+            dataset=SimpleNamespace(meta={"classes": ["red", "green", "blue"]}),
+            device=torch.device("cpu"),
+        ),
+    )
+    stage = TrainClassifier(config=_laptop())
+    stage.draw(MeanColors(), inputs, paths, found)
+    rows = list(csv.DictReader((found / "classes.csv").read_text().splitlines()))
+    best = [(each["file"], each["class"]) for each in rows if each["place"] == "1"]
+    assert best == [("a.png", "red"), ("b.gif", "green"), ("c.jpg", "blue")]
+    assert len(rows) == 9 and float(rows[0]["probability"]) > 0.9
+    assert (found / "classes.png").exists()
+    (tmp_path / "d.txt").write_text("no image")
+    with pytest.raises(UserError, match=r"d\.txt cannot identify the image file; remove it"):
+        stage.draw(MeanColors(), inputs, [tmp_path / "d.txt"], found)
 
 
 @dataclass(frozen=True)

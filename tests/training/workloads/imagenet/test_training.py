@@ -3,6 +3,7 @@
 The whole path: packed into shards, in S3, synced, loaded, trained, resumed, evaluated, reported.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def run_of(dataset: str, folder: Path, *options: str) -> Run:
 
 
 def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
-    datasets: tuple[str, str], tmp_path: Path
+    datasets: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, uri = datasets
     whole = run_of(folder, tmp_path / "whole")
@@ -65,3 +66,10 @@ def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
     assert metrics["top5"] > 0.9
     assert abs(metrics["top1_with_flips"] - metrics["top1"]) < 0.2
     assert "taken for" in (Path(whole.uri) / "report.html").read_text()
+
+    capsys.readouterr()
+    assert main(["predict", f"--run-uri={whole.uri}", f"--dataset-uri={folder}"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = json.loads((Path(folder) / "manifest.json").read_text())["meta"]["classes"]
+    assert rows[0]["label_name"] == names[rows[0]["label"]]
+    assert rows[0]["names"] == [names[number] for number in rows[0]["classes"]]
