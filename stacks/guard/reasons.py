@@ -116,9 +116,7 @@ def _silent(tick: Tick) -> Reason | None:
         return None
     # A replacement gets the full timeout: it boots and syncs before its first heartbeat, and gets
     # it again whenever its boot has got something done, and after S3 was silent for the Guard too.
-    # A head that was deleted said its last word when a call last saw it.
-    word = tick.head_written or tick.ledger.head_seen
-    silence = tick.now - max(*live, word, tick.ledger.blind_until)
+    silence = tick.now - max(*live, tick.last_word, tick.ledger.blind_until)
     if silence <= tick.settings.heartbeat_timeout_seconds:
         return None
     return Reason(
@@ -132,7 +130,7 @@ def _waits(tick: Tick) -> Reason | None:
     # that has lost its tags.
     if tick.instances is None or tick.head is None:
         return None
-    since = max(tick.ledger.waiting, tick.head_written) if tick.ledger.waiting else tick.now
+    since = max(tick.ledger.waiting, tick.last_word) if tick.ledger.waiting else tick.now
     hours, most = (tick.now - since) / 3600, tick.settings.max_wait_hours
     if not most or hours <= most:
         return None

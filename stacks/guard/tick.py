@@ -83,6 +83,11 @@ class Tick:
         """Whether S3 said nothing: neither what was spent before, nor what was committed."""
         return not self.is_read and self.head is None
 
+    @property
+    def last_word(self) -> float:
+        """When the head was written; of one that was deleted, when a call last saw it."""
+        return self.head_written or self.ledger.head_seen
+
     def live(self) -> list[StackInstance]:
         """Return the stack's instances that run, of any run."""
         return [each for each in self.instances or () if each.is_live]

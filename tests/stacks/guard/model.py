@@ -436,8 +436,13 @@ class DeadlineMachine(RunMachine):
         self.world.between[self.named(operation)] = self.respond
 
     def may_end(self, machines: list[str]) -> bool:
-        """A machine of one market, once one of the other runs."""
-        return bool(self.world.live)
+        """A machine of one market, once one of the other runs; on demand also while Spot is asked.
+
+        Waiting costs nothing: the policy may prefer it where the deadline leaves the time.
+        """
+        world = self.world
+        of_spot = any(each.market == "spot" for each in world.machines if each.id in machines)
+        return bool(world.live) or (world.target > world.on_demand and not of_spot)
 
     @invariant()
     def promises_hold(self) -> None:

@@ -289,6 +289,19 @@ def test_a_head_that_was_deleted_was_heard_when_it_was_last_seen(scene: Scene, b
     assert "is missing" in scene.tick(hours_later=2.1, HEARTBEAT_TIMEOUT_SECONDS=7000)["reason"]
 
 
+def test_a_wait_counts_from_when_a_deleted_head_was_last_seen(scene: Scene) -> None:
+    """A machine that has lost its tags wrote it."""
+    scene.tick(MAX_WAIT_HOURS=6)
+    scene.end(*scene.live())
+    scene.head("running")
+    for hours in (0.1, 5.0):
+        scene.tick(hours_later=hours, MAX_WAIT_HOURS=6)
+    quick_client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+    assert scene.tick(hours_later=7, MAX_WAIT_HOURS=6)["action"] == "none"
+    reason = scene.tick(hours_later=11.5, MAX_WAIT_HOURS=6)["reason"]
+    assert reason.startswith("no instance for 6.5 hours")
+
+
 def test_fails_when_others_always_write_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
