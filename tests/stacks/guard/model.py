@@ -287,6 +287,9 @@ class GuardMachine(RunMachine):
         ended = [each for each in world.machines if each.ended and each.ended >= self.heard]
         if self.is_silent([each for each in (*world.live, *ended) if each.is_seen]):
             found.append("silence")
+        # What was said after the last look at a head that is gone, nobody knows.
+        if world.is_headless and self.is_waiting(self.head_seen):
+            found.append("waits")
         return found
 
     def duties(self) -> list[str]:
@@ -306,12 +309,16 @@ class GuardMachine(RunMachine):
             found.append("silence")
         if self.num_barren() >= MAX_BARREN:
             found.append("barren")
-        # Of one that EC2 did not list, only heartbeats show it.
-        ends = [each.ended for each in world.machines if each.is_seen and each.ended]
-        last = max([self.began, world.head_written, *ends])
-        if not seen and world.now - last > MAX_WAIT_HOURS * HOUR:
+        if self.is_waiting(world.head_written):
             found.append("waits")
         return found
+
+    def is_waiting(self, word: float) -> bool:
+        """Whether no machine has been there for long; of one without tags, heartbeats show it."""
+        world = self.world
+        ends = [each.ended for each in world.machines if each.is_seen and each.ended]
+        is_there = any(each.is_seen for each in world.live)
+        return not is_there and world.now - max([self.began, word, *ends]) > MAX_WAIT_HOURS * HOUR
 
     def num_barren(self, *, sees_tags: bool = False) -> int:
         """How many machines in a row committed nothing, through no fault of Spot."""
