@@ -26,6 +26,7 @@ ARTIFACTS = "artifacts/"  # derived data; also next to runs/, where runs share i
 
 # In the run bucket.
 RUNS = "runs/"
+SPOT_HISTORY = "spot.json"  # what Spot did to them, by pool (sizing/fallback/pools.py)
 SWEEPS = "sweeps/"
 # Next to the runs of a sweep: what they are, and the jobs that were queued for them.
 SWEEP = "sweep.json"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         decide_market,
         observe_market,
     )
+    from sizing.fallback.pools import PoolHistory, PoolRecord
     from sizing.models.constants import Constants
     from sizing.models.footprints import (
         FOOTPRINTS_FILE,
@@ -50,7 +51,8 @@ else:
 __all__ = [
     "FOOTPRINTS_FILE", "FOOTPRINTS_FORMAT", "IMAGE_GIB", "LEAST_FOR_SCORES", "PRICE_REGION",
     "Constants", "Decision", "Findings", "Footprint", "Gpu", "InstanceType", "Market",
-    "NotMeasuredError", "Place", "Plan", "PriceBook", "Request", "Situation", "SpotHistory",
+    "NotMeasuredError", "Place", "Plan", "PoolHistory", "PoolRecord", "PriceBook",
+    "Request", "Situation", "SpotHistory",
     "catalogue", "check_plan", "counted_stages", "deadline_fallback",
     "deadline_sentence", "decide_market", "gpu_memory", "gpus", "hourly_price",
     "initialization_usd", "make_plan", "markdown_table", "observe_market", "plan_json",

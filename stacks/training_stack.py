@@ -92,6 +92,7 @@ class TrainingStack(Stack):
             run_prefix=data.run_prefix,
             fleet_parameter=self._fleet_parameter,
             topic=topic,
+            subnet_ids=subnet_ids,
         )
         fleet = self._fleet(subnet_ids, role, template, guard, topic)
         dashboard = self._watch(fleet, guard, topic)

@@ -15,7 +15,7 @@ from sizing.catalogue.refresh import PriceBook, load
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.plan_inputs import Request, read_manifest
 from sizing.plan.size_plan import Plan, make_plan
-from sizing.spot.interruptions import load_trace
+from sizing.spot.interruptions import HISTORY_FILE, load_trace
 
 # How argparse reads an option.
 FLAG: Mapping[str, Any] = {"action": "store_true"}
@@ -109,6 +109,10 @@ _OPTIONS: Options = {
     ),
     "--rate": ({**NUMBER, "dest": "rate_per_hour"}, "interruptions per machine hour"),
     "--trace": (FILE, "a trace as in skypilot-org/spot-traces, replayed instead of --rate"),
+    "--history": (
+        {**FILE, "default": HISTORY_FILE},
+        "what Spot did to your runs, as `runs pools` keeps it (default: %(default)s, if any)",
+    ),
     "--deadline-hours": (
         NUMBER,
         "end within N hours, on demand where Spot is too slow (default: Spot only)",

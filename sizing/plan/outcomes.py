@@ -15,7 +15,7 @@ import numpy as np
 
 from sizing.plan.size_plan import Plan
 from sizing.spot.interruptions import SpotLife
-from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS, Array, unseen_zone
+from sizing.spot.pattern import NOTICE_ARRIVES, Array, unseen_zone
 from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome
 from sizing.spot.simulation import work_steps
 
@@ -166,7 +166,7 @@ def _outcome(plan: Plan, job: ReplayJob, prices: Prices, sample: int) -> ReplayO
 def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> list[SpotLife]:
     """Draw one course of Spot: `sample` decides how bad its pools are, luck the rest."""
     taken = plan.inputs.interruptions
-    pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
+    pattern = taken.pattern
     bad = unseen_zone((sample + 0.5) / NUM_SAMPLES)
     life = 3600 / max(taken.rate_per_hour, 1e-6) / math.exp(pattern.rate_spread * bad)
     wait = taken.wait_seconds * math.exp(pattern.wait_spread * bad)

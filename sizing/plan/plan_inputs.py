@@ -31,7 +31,14 @@ from sizing.models.data_path import (
     volume_rate,
 )
 from sizing.models.footprints import Footprint
-from sizing.spot.interruptions import Interruptions, Trace, interruptions, interruptions_of
+from sizing.spot.interruptions import (
+    HISTORY_FILE,
+    Interruptions,
+    Trace,
+    interruptions,
+    interruptions_of,
+    learned,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +133,7 @@ class Request:
     unshared_gib: float = 0.0
     rate_per_hour: float | None = None
     trace: Trace | None = None
+    history: Path = HISTORY_FILE  # of the account's own pools
     pools: int = 2
     prices: PriceBook = field(default_factory=PriceBook)
     max_hours: float | None = None
@@ -363,7 +371,7 @@ def _dataset_bytes(
 
 
 def _interruptions(request: Request) -> Interruptions:
-    """Return those of the trace if there is one, else published ones with any rate that was set.
+    """Return those of the trace; else a rate that was set, or own history, with published ones.
 
     The loss of one machine interrupts a run of several: N are lost N times as often. Waiting for
     all of them at once is not counted as longer, because by how much has not been published.
@@ -373,4 +381,7 @@ def _interruptions(request: Request) -> Interruptions:
     found = interruptions(pools=request.pools)
     if request.rate_per_hour is not None:
         found = replace(found, rate_per_hour=request.rate_per_hour, source="given")
-    return replace(found, rate_per_hour=found.rate_per_hour * request.hosts)
+    else:
+        found = learned(found, request.history, request.size, request.prices.zone)
+    rate, published = (each * request.hosts for each in (found.rate_per_hour, found.published_rate))
+    return replace(found, rate_per_hour=rate, published_rate=published)

@@ -157,7 +157,7 @@ def _forecast(
         interval = choose_interval(
             cost_seconds=waits,
             durable_seconds=notice.save,
-            life_seconds=3600 / max(taken.rate_per_hour, NEVER),
+            life_seconds=3600 / max(taken.saving_rate, NEVER),
             epoch_seconds=work.main.epoch_seconds or None,
         ).seconds
     try:

@@ -1,7 +1,7 @@
 """The Guard's function with its role, log group and schedule."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from contract.keys import EVENTS, GUARD
+from contract.keys import EVENTS, GUARD, SPOT_HISTORY
 from sizing import service_prices
 from stacks import acknowledgments as nag
 from stacks.fleet import DESCRIBE, may_cancel_fleet_of, may_modify_fleet_of, own_fleet_reasons
@@ -71,6 +71,7 @@ class Guard(Construct):
         run_prefix: str,
         fleet_parameter: ssm.IStringParameter,
         topic: sns.ITopic,
+        subnet_ids: Sequence[str] = (),
     ) -> None:
         super().__init__(scope, construct_id)
         log_group = logs.LogGroup(
@@ -113,6 +114,7 @@ class Guard(Construct):
                 "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
                 "USD_PER_HOUR": json.dumps(self._prices(parameters)),
+                "SUBNETS": ",".join(subnet_ids),
                 "STORAGE_USD_PER_HOUR": f"{self._storage_usd_per_hour(parameters):.6f}",
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.guard.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.guard.max_barren_attempts),
@@ -150,6 +152,11 @@ class Guard(Construct):
             allow("SeeWhatExists", ["s3:ListBucket", "s3:ListBucketVersions"], [bucket]),
             allow("ReadOlderLedger", ["s3:GetObjectVersion"], [ledger]),
             allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
+            allow(
+                "ShareSpotHistory",
+                ["s3:GetObject", "s3:PutObject"],
+                [run_bucket.arn_for_objects(SPOT_HISTORY)],
+            ),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack, parameters),
             may_cancel_fleet_of(stack, parameters),
@@ -160,7 +167,8 @@ class Guard(Construct):
         end = ["ec2:TerminateInstances"]
         role.add_to_policy(allow("EndOwnInstances", end, [instances], of_stack(stack)))
         # EC2's Describe calls take no resources.
-        see = [*DESCRIBE, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"]
+        calls = ("DescribeInstances", "DescribeSpotPriceHistory", "DescribeSubnets")
+        see = [*DESCRIBE, *(f"ec2:{name}" for name in calls)]
         role.add_to_policy(allow("SeeFleetAndInstances", see, ["*"]))
         nag.acknowledge(
             role,

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
@@ -55,6 +55,7 @@ class StackInstance:
     is_running: bool = False  # not just requested
     is_taken_back: bool = False
     zone: str = ""
+    zone_id: str = ""  # the same in every account
     ended_by: str = ""  # why it ended, in EC2's words
     ended: float = 0.0  # since 1970; 0 where EC2 does not say
 
@@ -85,6 +86,7 @@ def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
 def _instance(described: dict[str, Any]) -> StackInstance:
     tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
     why, is_live = described.get("StateReason", {}), described["State"]["Name"] in LIVE_STATES
+    place = described.get("Placement", {})
     # "User initiated (2026-11-28 12:34:56 GMT)", which a live instance may keep from a restart.
     ended = _WHEN.search("" if is_live else described.get("StateTransitionReason", ""))
     return StackInstance(
@@ -99,7 +101,8 @@ def _instance(described: dict[str, Any]) -> StackInstance:
         is_live=is_live,
         is_running=described["State"]["Name"] == "running",
         is_taken_back=why.get("Code") in TAKEN_BACK,
-        zone=described.get("Placement", {}).get("AvailabilityZone", ""),
+        zone=(zone := place.get("AvailabilityZone", "")),
+        zone_id=place.get("AvailabilityZoneId") or zone,
         ended_by=why.get("Message") or why.get("Code", ""),
         ended=datetime.fromisoformat(f"{ended[1]}Z").timestamp() if ended else 0.0,
     )
@@ -129,6 +132,15 @@ def spot_prices(instances: Iterable[StackInstance]) -> SpotPrices:
     return {pool: sorted(changes, key=lambda each: each[0]) for pool, changes in found.items()}
 
 
+def zones_of(subnets: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the id and the name of each subnet's zone."""
+    found = quick_client("ec2").describe_subnets(SubnetIds=list(subnets))["Subnets"]
+    return {
+        each["SubnetId"]: (each.get("AvailabilityZoneId", ""), each["AvailabilityZone"])
+        for each in found
+    }
+
+
 def own_fleet_id(settings: GuardSettings) -> str:
     """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
     call, name = quick_client("ssm").get_parameter, settings.fleet_parameter
@@ -140,6 +152,7 @@ def own_fleet_id(settings: GuardSettings) -> str:
 class StackFleet(ABC):
     """A fleet by its id: how much it is to keep, and the two ways to stop it."""
 
+    ends_what_it_loses: ClassVar[bool] = False  # a machine whose pool is no longer offered
     id: str
 
     @staticmethod
@@ -181,6 +194,10 @@ class StackFleet(ABC):
     @abstractmethod
     def keep_launching(self) -> None:
         """Make it go on trying for a machine, after hours without capacity."""
+
+    @abstractmethod
+    def offer(self, pools: Sequence[tuple[str, str]]) -> None:
+        """Let it start machines of these sizes in these subnets only."""
 
     @abstractmethod
     def let_go(self) -> None:
@@ -230,6 +247,19 @@ class SpotFleet(StackFleet):
     def keep_launching(self) -> None:
         return  # it does
 
+    def offer(self, pools: Sequence[tuple[str, str]]) -> None:
+        ec2 = quick_client("ec2")
+        found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
+        config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
+        template = config["LaunchTemplateConfigs"][0]["LaunchTemplateSpecification"]
+        overrides = [{"InstanceType": size, "SubnetId": subnet} for size, subnet in pools]
+        ec2.modify_spot_fleet_request(
+            SpotFleetRequestId=self.id,
+            LaunchTemplateConfigs=[
+                {"LaunchTemplateSpecification": template, "Overrides": overrides}
+            ],
+        )
+
     def let_go(self) -> None:
         return  # a fleet replaces what it requests, and nothing else
 
@@ -242,6 +272,7 @@ class ScalingGroups(StackFleet):
     """
 
     __slots__ = ()
+    ends_what_it_loses = True
 
     @property
     def groups(self) -> tuple[str, str]:
@@ -294,6 +325,12 @@ class ScalingGroups(StackFleet):
                         AutoScalingGroupName=group["AutoScalingGroupName"],
                         ScalingProcesses=[process["ProcessName"]],
                     )
+
+    def offer(self, pools: Sequence[tuple[str, str]]) -> None:
+        # Sizes stay: the Guard's role may not pass a launch template.
+        subnets = ",".join(dict.fromkeys(subnet for _, subnet in pools))
+        call = quick_client("autoscaling").update_auto_scaling_group
+        _unless_gone(call, AutoScalingGroupName=self.id, VPCZoneIdentifier=subnets)
 
     def let_go(self) -> None:
         _, other = self._described()

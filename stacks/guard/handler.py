@@ -14,11 +14,15 @@ from typing import Any
 from stacks.guard import duties
 from stacks.guard.fleet import instances_of_stack
 from stacks.guard.market import choose_market
+from stacks.guard.pools import prefer_calm_pools
 from stacks.guard.settings import GuardSettings
 from stacks.guard.tick import Tick
 
 # In this order; each is tried, whatever happened to those before it.
-DUTIES = (duties.stop, duties.start, choose_market, duties.end_instances, Tick.send_notes)
+DUTIES = (
+    *(duties.stop, duties.start, prefer_calm_pools, choose_market, duties.end_instances),
+    Tick.send_notes,
+)
 # How often each execution environment of Lambda may ask EC2 for the stack's instances because of
 # unknown ones, of which an account may have thousands an hour, and how many times at once.
 ASK_SECONDS, ASK_AT_ONCE = 600.0, 2.0

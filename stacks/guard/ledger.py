@@ -38,6 +38,9 @@ class MachineAttempt:
     advanced: float = 0.0
     # By Spot, or by the Guard for a machine of the other market: not its own fault.
     is_taken_back: bool = False
+    is_lost: bool = False  # by Spot
+    zone: str = ""
+    waited: float = 0.0  # seconds for which the run had wanted a machine
 
     @property
     def hours(self) -> float:
@@ -97,6 +100,8 @@ class Ledger:
     notes: list[Note] = field(default_factory=list)
     # What the market decision keeps between calls.
     market: dict[str, Any] = field(default_factory=dict)
+    # The pools that rest, in which the fleet requests no machine.
+    resting: list[str] = field(default_factory=list)
 
     def observe(
         self,
@@ -112,10 +117,15 @@ class Ledger:
         """
         found = {instance.id: instance for instance in instances}
         for instance in found.values():
-            new = MachineAttempt(launched=instance.launched, seen=instance.launched, is_live=True)
-            known = self.attempts.setdefault(instance.id, new)
-            known.size, known.market = instance.size, instance.market
+            if instance.id not in self.attempts:
+                self.attempts[instance.id] = MachineAttempt(
+                    launched=instance.launched, seen=instance.launched, is_live=True,
+                    waited=max(0.0, instance.launched - (self.waiting or instance.launched)),
+                )  # fmt: skip
+            known = self.attempts[instance.id]
+            known.size, known.market, known.zone = instance.size, instance.market, instance.zone_id
             known.is_taken_back |= instance.is_taken_back
+            known.is_lost |= instance.is_taken_back
             if not known.said and instance.ended_by:
                 known.said = f"no event machine-failed; EC2 says: {instance.ended_by}"
         for instance_id, attempt in self.attempts.items():

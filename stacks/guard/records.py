@@ -2,15 +2,24 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from contract.keys import CHECKPOINTS, EVENTS, GUARD, HEAD, checkpoint_prefix, progress_key
+from contract.keys import (
+    CHECKPOINTS,
+    EVENTS,
+    GUARD,
+    HEAD,
+    SPOT_HISTORY,
+    checkpoint_prefix,
+    progress_key,
+)
 from contract.progress import read_progress
+from sizing import PoolHistory, PoolRecord
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
@@ -135,6 +144,30 @@ def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> 
     raise LedgerBusyError(
         f"guard.json was changed by others {MAX_WRITE_ATTEMPTS} times in a row; not written"
     )
+
+
+def share_pools(settings: GuardSettings, own: Mapping[str, PoolRecord]) -> PoolHistory:
+    """Return what Spot did to every run of the bucket, with this one's part of it up to date.
+
+    Written once a machine came or went, or hours later; what cannot be read begins anew. A writer
+    that loses to another leaves it to its next call.
+    """
+    where = {"Bucket": settings.run_bucket, "Key": SPOT_HISTORY}
+    found, kept = answer_or_none(quick_client("s3").get_object, "NoSuchKey", **where), PoolHistory()
+    with suppress(ValueError):
+        kept = PoolHistory.from_json(found["Body"].read()) if found else kept
+    after = kept.merged(PoolHistory({settings.run_id: own}))
+    if own and _moves(kept.runs.get(settings.run_id, {})) != _moves(own):
+        condition = {"IfMatch": found["ETag"]} if found else {"IfNoneMatch": "*"}
+        lost = ("PreconditionFailed", "ConditionalRequestConflict")
+        write, data = quick_client("s3").put_object, after.to_json().encode()
+        answer_or_none(write, *lost, **where, **condition, Body=data)
+    return after
+
+
+def _moves(pools: Mapping[str, PoolRecord]) -> list[int]:
+    seen = sum(pools.values(), start=PoolRecord())
+    return [round(each) for each in (seen.at / 7200, seen.losses, seen.waits)]
 
 
 def record_event(settings: GuardSettings, note: Note) -> None:

@@ -1,7 +1,7 @@
 """The inputs of the Guard's function: the construct's decisions, and clients of AWS services."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -75,6 +75,7 @@ class GuardSettings:
     # Dollars per hour by size and market; the stack's own size comes first.
     prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     storage_usd_per_hour: float = 0.0  # a machine's volumes and its public address
+    subnets: Sequence[str] = ()  # of the fleet
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "GuardSettings":
@@ -97,6 +98,7 @@ class GuardSettings:
             forecast=_forecast(environment.get("FORECAST", "null")),
             prices=json.loads(environment["USD_PER_HOUR"]),
             storage_usd_per_hour=float(environment.get("STORAGE_USD_PER_HOUR", 0)),
+            subnets=environment.get("SUBNETS", "").split(",") if environment.get("SUBNETS") else (),
         )
 
     @property

@@ -1,10 +1,22 @@
 """Traces: read as they are, counted, and refused in one sentence."""
 
+import math
+import random
 from pathlib import Path
 
 import pytest
 
-from sizing.spot.interruptions import SpotLife, interruptions_of, load_trace
+from sizing.fallback.pools import PoolHistory, PoolRecord
+from sizing.spot.interruptions import (
+    SpotLife,
+    Trace,
+    blend,
+    interruptions,
+    interruptions_of,
+    learned,
+    load_trace,
+    record_of,
+)
 
 from .conftest import WriteTrace
 
@@ -55,3 +67,66 @@ def test_fails_on_what_is_no_trace(tmp_path: Path) -> None:
 def test_fails_on_a_trace_without_a_machine(write_trace: WriteTrace) -> None:
     with pytest.raises(ValueError, match="has no machine at any time"):
         load_trace(write_trace([0, 0, 0]))
+
+
+WORLDS = [(0.15, 0.8), (0.39, 1.66), (1.4, 4.0)]
+
+
+def _course(seed: int, *, rate: float, wait: float, days: float) -> Trace:
+    """A pool as the model has them: bursty lives and waits."""
+    luck, now, lives = random.Random(seed), 0.0, list[SpotLife]()
+    while now < days * 24:
+        end = now + luck.weibullvariate(1 / rate / math.gamma(1 + 1 / 0.55), 0.55)
+        lives.append(SpotLife(start=now * 3600, end=min(end, days * 24) * 3600))
+        now = end + luck.weibullvariate(wait / 2, 0.5)
+    return Trace(name="drawn", seconds=days * 86_400, lives=tuple(lives))
+
+
+@pytest.mark.parametrize(("rate", "wait"), WORLDS)
+def test_the_more_history_there_is_the_nearer_and_the_surer_the_plan_is(
+    rate: float, wait: float
+) -> None:
+    prior = interruptions(pools=1)
+    short, long = (
+        blend(prior, record_of(_course(7, rate=rate, wait=wait, days=days))) for days in (1, 20)
+    )
+    assert long.pattern.rate_spread < short.pattern.rate_spread < prior.pattern.rate_spread
+    assert long.pattern.wait_spread < prior.pattern.wait_spread
+    if rate != prior.rate_per_hour:
+        off = [abs(math.log(each.rate_per_hour / rate)) for each in (long, prior)]
+        assert off[0] < off[1]
+    assert long.saving_rate == min(long.rate_per_hour, prior.rate_per_hour)
+
+
+def test_a_history_of_nothing_changes_nothing() -> None:
+    prior = interruptions(pools=2)
+    empty = blend(prior, PoolRecord())
+    assert empty.rate_per_hour == pytest.approx(prior.rate_per_hour)
+    assert empty.wait_seconds == pytest.approx(prior.wait_seconds)
+
+
+def test_own_runs_of_a_size_and_zone_count_and_what_is_missing_or_damaged_is_said(
+    tmp_path: Path, write_trace: WriteTrace
+) -> None:
+    prior, path = interruptions(pools=2), tmp_path / "spot.json"
+    calm = PoolRecord(up_hours=200, losses=2, wait_hours=1, waits=3)
+    wild = PoolRecord(up_hours=10, losses=20, wait_hours=30, waits=20)
+    pools = {"g5.xlarge use1-az1": calm, "g5.xlarge use1-az2": wild}
+    path.write_text(PoolHistory({"run": pools}).to_json())
+
+    def rate(size: str, zone: str | None = None) -> float:
+        return learned(prior, path, size, zone).rate_per_hour
+
+    assert rate("g5.xlarge", "use1-az1") < prior.rate_per_hour < rate("g5.xlarge", "use1-az2")
+    assert rate("g5.xlarge", "use1-az1") < rate("g5.xlarge") < rate("g5.xlarge", "use1-az2")
+    for history, why in (
+        (path, "the account's runs had no g5.2xlarge "),
+        (tmp_path / "none.json", "there is no Spot history"),
+        (Path(__file__), "is not a history of Spot pools"),
+    ):
+        found = learned(prior, history, "g5.2xlarge", None)
+        assert found.rate_per_hour == prior.rate_per_hour
+        assert found.pattern == prior.pattern
+        assert why in found.source
+    trace = write_trace([1, 0] * 50, gap=600)
+    assert learned(prior, trace, "g5.2xlarge", None).rate_per_hour > prior.rate_per_hour
