@@ -33,6 +33,10 @@ class PoolRecord:
     waits: float = 0.0
     recent: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not all(0 <= value < 1e12 for value in asdict(self).values()):
+            raise ValueError(f"figures must be numbers from 0, got {self}")
+
     def as_of(self, at: float) -> "PoolRecord":
         """Return the record as it counts at a later time."""
         hours = max(0.0, at - self.at) / 3600
@@ -45,6 +49,11 @@ class PoolRecord:
         at = max(self.at, other.at)
         one, two = asdict(self.as_of(at)), asdict(other.as_of(at))
         return PoolRecord(**{name: one[name] + two[name] for name in one} | {"at": at})
+
+    @property
+    def losses_per_hour(self) -> float:
+        """Losses per machine hour, for an order: one that was never seen has half of one."""
+        return (self.losses + 0.5) / (self.up_hours + 1.0)
 
     def is_resting(self, now: float) -> bool:
         """Whether it lost machines in short order; time alone ends this."""
@@ -85,16 +94,14 @@ class PoolHistory:
 
     def to_json(self) -> str:
         """Return the document that `from_json` reads."""
-        rows = {run: {name: asdict(each) for name, each in pools.items()}
-                for run, pools in self.runs.items()}  # fmt: skip
-        return json.dumps({"format": FORMAT, "runs": rows}, indent=1) + "\n"
+        return json.dumps({"format": FORMAT, "runs": self.runs}, default=asdict, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "PoolHistory":
         """Read a document; anything else is a ValueError."""
         try:
             runs = json.loads(text)["runs"].items()
-            return cls({run: {name: PoolRecord(**_figures(each)) for name, each in pools.items()}
+            return cls({run: {name: PoolRecord(**each) for name, each in pools.items()}
                         for run, pools in runs})  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a history of Spot pools: {error}") from error
@@ -102,10 +109,3 @@ class PoolHistory:
 
 def _newest(pools: Pools) -> float:
     return max((each.at for each in pools.values()), default=0.0)
-
-
-def _figures(record: Mapping[str, float]) -> dict[str, float]:
-    found = {name: float(value) for name, value in record.items()}
-    if not all(0 <= value < 1e12 for value in found.values()):
-        raise ValueError(f"figures must be numbers from 0, got {dict(record)}")
-    return found

@@ -162,26 +162,21 @@ def interruptions(*, pools: int = 2) -> Interruptions:
 
 HISTORY_FILE = Path(__file__).parent.parent / "spot_history.json"
 # The variance of the logarithm of one life or wait as a mean: bursty ones (Weibull shapes 0.55 and
-# 0.5) say less than Poisson's 1.
-_LIFE_VARIANCE, _WAIT_VARIANCE = 4.0, 5.0
-# How far a pool drifts from its own past, as a standard deviation of the logarithm: between the
-# halves of the five traces 0.3 (rate) and 0.5 (wait), and as much again for being only five.
-_RATE_DRIFT, _WAIT_DRIFT = 0.5, 1.0
+# 0.5) say less than Poisson's 1. And how far a pool drifts from its own past, as a standard
+# deviation: between the halves of the five traces 0.3 (rate) and 0.5 (wait), here about twice that.
+_LIVES, _WAITS = (4.0, 0.5), (5.0, 1.0)
 
 
 def record_of(trace: Trace) -> PoolRecord:
     """Return a trace as the history of its pool, as of its end."""
-    found = [
-        PoolRecord(
-            at=life.end,
-            up_hours=(life.end - life.start) / 3600,
-            losses=float(life.end < trace.seconds),
-            waits=float(index > 0),
-            wait_hours=(life.start - trace.lives[index - 1].end) / 3600 if index else 0.0,
-        )
-        for index, life in enumerate(trace.lives)
-    ]
-    return sum(found, start=PoolRecord()).as_of(trace.seconds)
+    found, gone = PoolRecord(), 0.0
+    for life in trace.lives:
+        hours, lost = (life.end - life.start) / 3600, float(life.end < trace.seconds)
+        found += PoolRecord(at=life.end, up_hours=hours, losses=lost)
+        if gone:
+            found += PoolRecord(at=life.end, wait_hours=(life.start - gone) / 3600, waits=1.0)
+        gone = life.end
+    return found.as_of(trace.seconds)
 
 
 def read_history(path: Path) -> PoolHistory:
@@ -219,30 +214,29 @@ def learned(prior: Interruptions, history: Path, size: str, zone: str | None) ->
 
 def blend(prior: Interruptions, seen: PoolRecord) -> Interruptions:
     """Return the rate, the wait and their spreads after these observations."""
-    pattern = prior.pattern
-    rate, rate_spread = _blend(
-        prior.rate_per_hour,
-        pattern.rate_spread,
-        (seen.losses + 0.5) / (seen.up_hours + 0.5 / prior.rate_per_hour),
-        _LIFE_VARIANCE / (seen.losses + 0.5) + _RATE_DRIFT**2,
+    pattern, comes = prior.pattern, 3600 / prior.wait_seconds
+    lost, lost_spread = _blend(
+        prior.rate_per_hour, pattern.rate_spread, seen.losses, seen.up_hours, *_LIVES
     )
-    hours, wait_spread = _blend(
-        prior.wait_seconds / 3600,
-        pattern.wait_spread,
-        (seen.wait_hours + 0.5 * prior.wait_seconds / 3600) / (seen.waits + 0.5),
-        _WAIT_VARIANCE / (seen.waits + 0.5) + _WAIT_DRIFT**2,
-    )
+    comes, comes_spread = _blend(comes, pattern.wait_spread, seen.waits, seen.wait_hours, *_WAITS)
     return Interruptions(
-        rate_per_hour=rate,
-        wait_seconds=hours * 3600,
-        pattern=replace(pattern, rate_spread=rate_spread, wait_spread=wait_spread),
+        rate_per_hour=lost,
+        wait_seconds=3600 / comes,
+        pattern=replace(pattern, rate_spread=lost_spread, wait_spread=comes_spread),
         source=f"own runs, of which the newest count most: {seen.losses:.1f} losses in "
         f"{seen.up_hours:,.0f} machine hours; blended with {prior.source}",
         published_rate=prior.rate_per_hour,
     )
 
 
-def _blend(prior: float, spread: float, seen: float, variance: float) -> tuple[float, float]:
-    """Return the median and the spread after an observation, all of them log-normal."""
+def _blend(
+    prior: float, spread: float, ends: float, hours: float, burst: float, drift: float
+) -> tuple[float, float]:
+    """Return median and spread of a rate after `ends` in `hours`, all of them log-normal.
+
+    Half an end of the prior's counts as seen, too.
+    """
+    ends, hours = ends + 0.5, hours + 0.5 / prior
+    variance = burst / ends + drift**2
     share = spread**2 / (spread**2 + variance)
-    return prior * (seen / prior) ** share, math.sqrt(share * variance)
+    return prior * (ends / hours / prior) ** share, math.sqrt(share * variance)

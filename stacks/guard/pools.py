@@ -9,7 +9,7 @@ from functools import partial
 
 from sizing import PoolHistory, PoolRecord
 from stacks.guard import fleet, records
-from stacks.guard.ledger import Ledger, MachineAttempt, Note
+from stacks.guard.ledger import MachineAttempt
 from stacks.guard.tick import Tick
 
 NAME = "pools"
@@ -39,7 +39,7 @@ def prefer_calm_pools(tick: Tick) -> None:
              for size in settings.prices for subnet, ways in zones.items()
              for names in [[PoolHistory.name(size, zone) for zone in ways]]}  # fmt: skip
     calm = [place for place, name in pools.items() if name not in resting]
-    calm.sort(key=lambda place: _losses_per_hour(every, pools[place]))
+    calm.sort(key=lambda place: every.get(pools[place], PoolRecord()).losses_per_hour)
     resting = sorted({*pools.values()} - {pools[place] for place in calm}) if calm else []
     own_fleet = fleet.StackFleet.of(fleet_id)
     is_free = not (resting and own_fleet.ends_what_it_loses and tick.live())
@@ -47,9 +47,12 @@ def prefer_calm_pools(tick: Tick) -> None:
         return
     offer = partial(own_fleet.offer, calm or list(pools))
     refusal = tick.known("pools", partial(fleet.refusal_of, offer))
+    if refusal:
+        tick.update(lambda ledger: ledger.done.update({REFUSED: tick.now}))
+    elif refusal is not None:
+        tick.update(lambda ledger: setattr(ledger, "resting", resting))
     if refusal is not None:
-        tick.done.append((NAME, refusal or ", ".join(resting) or "every pool"))
-        tick.update(lambda kept: _keep(kept, tick.now, resting, refusal))
+        tick.done.append((NAME, refusal or f"resting: {', '.join(resting) or 'none'}"))
 
 
 def seen_pools(attempts: Mapping[str, MachineAttempt]) -> dict[str, PoolRecord]:
@@ -58,34 +61,8 @@ def seen_pools(attempts: Mapping[str, MachineAttempt]) -> dict[str, PoolRecord]:
     for each in attempts.values():
         if each.market == fleet.SPOT and each.zone:
             name = PoolHistory.name(each.size, each.zone)
-            record = PoolRecord(
-                at=each.seen,
-                up_hours=each.hours,
-                losses=float(each.is_lost),
-                wait_hours=each.waited / 3600,
-                waits=1.0,
-                recent=float(each.is_lost),
-            )
+            lost, waited = float(each.is_lost), each.waited / 3600
+            record = PoolRecord(at=each.seen, up_hours=each.hours, losses=lost, recent=lost,
+                                waits=1.0, wait_hours=waited)  # fmt: skip
             found[name] = found.get(name, PoolRecord()) + record
     return found
-
-
-def _losses_per_hour(every: Mapping[str, PoolRecord], name: str) -> float:
-    seen = every.get(name, PoolRecord())
-    return (seen.losses + 0.5) / (seen.up_hours + 1.0)
-
-
-def _keep(ledger: Ledger, now: float, resting: list[str], refusal: str) -> None:
-    if ledger.resting == resting:  # by a call at the same time
-        return
-    message = f"{', '.join(resting)} lost machines in short order and rest" if resting else ""
-    message = message or "the fleet may use every pool again"
-    if refusal:
-        ledger.done[REFUSED] = now
-        message = f"pools stay as they are, EC2 refuses: {refusal}"
-    else:
-        ledger.resting = resting
-    fields = {"message": message, "resting": ledger.resting}
-    note = Note(key=f"{NAME} {now:.0f}", time=now, name=NAME, headline=message, lines=[],
-                fields=fields, ways=["event"])  # fmt: skip
-    ledger.notes.append(note)
