@@ -67,6 +67,12 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters, book)}")
     for text in _unknown_prices(parameters, book):
         notes.add_warning_v2("plan:prices", text)
+    if parameters.instance.needs_own_image:
+        notes.add_warning_v2(
+            "image:size",
+            f"whether {parameters.pytorch_ami_parameter} supports {parameters.size} is not known: "
+            "`make doctor` asks the image, and a machine without a driver fails at boot",
+        )
     if parameters.root_volume.initialization_mib_per_second:
         notes.add_info_v2("plan:root", root_volume(parameters))
     notes.add_info_v2(

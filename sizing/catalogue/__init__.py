@@ -6,7 +6,7 @@ refresh.py calls AWS, and only on request. Uses no other room. Other packages us
 
 from sizing.catalogue.prices import PRICE_REGION, Price, hourly_price, spot_price
 from sizing.catalogue.sizes import (
-    AMI_FAMILIES,
+    NOTED_IMAGE,
     InstanceType,
     alternates,
     find,
@@ -14,7 +14,7 @@ from sizing.catalogue.sizes import (
 )
 
 __all__ = [
-    "AMI_FAMILIES",
+    "NOTED_IMAGE",
     "PRICE_REGION",
     "InstanceType",
     "Price",

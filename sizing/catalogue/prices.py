@@ -1,7 +1,8 @@
 """Prices by region and zone, as SkyPilot's catalogue had them one day: spot_snapshot.csv.
 
 `python -m sizing catalogue --import-snapshot vms.csv --date DAY` writes that file from a newer
-catalogs/v8/aws/vms.csv of skypilot-org/skypilot-catalog. Local zones are left out.
+aws/vms.csv of skypilot-org/skypilot-catalog, in the newest version of its catalogs/. Local zones
+are left out.
 """
 
 import csv
@@ -14,12 +15,13 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Literal
 
+from sizing.catalogue.facts import facts
 from sizing.catalogue.sizes import find, instances
 from sizing.suggestion import suggest
 
 SNAPSHOT_FILE = Path(__file__).with_name("spot_snapshot.csv")
 _COLUMNS = ("InstanceType", "Price", "SpotPrice", "Region", "AvailabilityZone")
-_HEAD = ("size", "region", "on_demand_usd_per_hour", "spot_usd_per_hour_by_zone")
+_HEAD = ("size", "region", "on_demand_usd_per_hour", "spot_usd_per_hour_by_zone", "seen")
 _ZONE_ID = re.compile(r"[a-z]+\d+-az\d+")
 
 
@@ -29,6 +31,7 @@ class Offer:
 
     on_demand_usd_per_hour: float
     spot_usd_per_hour: Mapping[str, float]
+    seen: str = ""  # its day and source, where not those of the file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,11 @@ class PriceSnapshot:
     day: date
     source: str
     offers: Mapping[tuple[str, str], Offer]
+
+    def seen(self, offer: Offer) -> tuple[date, str]:
+        """Return the day and the source of an offer."""
+        day, _, source = (offer.seen or f"{self.day}: {self.source}").partition(": ")
+        return date.fromisoformat(day), source
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -64,6 +72,7 @@ def read(path: Path) -> PriceSnapshot:
                         pair.split("=") for pair in row["spot_usd_per_hour_by_zone"].split()
                     )
                 },
+                seen=row["seen"],
             )
             for row in csv.DictReader(lines)
         }
@@ -78,7 +87,8 @@ def write(found: PriceSnapshot, path: Path) -> None:
         rows.writerow(_HEAD)
         for (size, region), offer in sorted(found.offers.items()):
             zones = " ".join(f"{zone}={usd:g}" for zone, usd in offer.spot_usd_per_hour.items())
-            rows.writerow([size, region, f"{offer.on_demand_usd_per_hour:.7g}", zones])
+            listed = f"{offer.on_demand_usd_per_hour:.7g}"
+            rows.writerow([size, region, listed, zones, offer.seen])
 
 
 def import_skypilot(path: Path, *, day: date, source: str) -> PriceSnapshot:
@@ -117,10 +127,9 @@ def _offers(rows: Iterable[Mapping[str, str]], path: Path) -> dict[tuple[str, st
 
 
 PRICE_REGION = "us-east-1"
-# When karpenter generated the list prices of instances.csv.
-_LISTED_ON = date(2026, 7, 20)
 # Spot prices move within days, list prices within years.
-STALE_DAYS = {"refreshed": 7, "snapshot": 30, "modelled": 30, "assumed": 30, "list price": 365}
+STALE_DAYS = {"refreshed": 7, **dict.fromkeys(("modelled", "assumed", "snapshot"), 30)}
+STALE_DAYS["list price"] = facts()["list price"].good_days
 
 
 class UnknownPriceError(ValueError):
@@ -139,6 +148,11 @@ class Price:
     source: str
     day: date | None = None
 
+    @property
+    def days_old(self) -> int:
+        """Its age today; a given price has none."""
+        return (datetime.now(UTC).date() - self.day).days if self.day else 0
+
 
 @cache
 def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False) -> Price:
@@ -152,17 +166,19 @@ def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False)
     instance = find(size)
     here = instance.on_demand_usd_per_hour
     seen = snapshot()
-    is_newer = (size, region) in seen.offers and seen.day > _LISTED_ON
+    listed_on, offer = facts()["list price"].day, seen.offers.get((size, region))
+    is_newer = offer is not None and seen.seen(offer)[0] > listed_on
     if region == PRICE_REGION and here is not None and not is_newer:
-        return Price(usd_per_hour=here, basis="list price", source=instance.source, day=_LISTED_ON)
+        return Price(usd_per_hour=here, basis="list price", source=instance.source, day=listed_on)
     if not assume:
         _check_region(region, seen)
-    if (size, region) in seen.offers:
+    if offer is not None:
+        day, source = seen.seen(offer)
         return Price(
-            usd_per_hour=seen.offers[size, region].on_demand_usd_per_hour,
+            usd_per_hour=offer.on_demand_usd_per_hour,
             basis="list price",
-            source=f"{seen.source}, {region}",
-            day=seen.day,
+            source=f"{source}, {region}",
+            day=day,
         )
     every = [
         (find(other).family, where, offer.on_demand_usd_per_hour / usual.on_demand_usd_per_hour)
@@ -215,11 +231,12 @@ def _seen(offer: Offer, zone: str | None, region: str, seen: PriceSnapshot) -> P
     zones = offer.spot_usd_per_hour
     taken = zone or max(zones, key=lambda name: zones[name])
     which = "" if zone else f", the dearest of {len(zones)} zones"
+    day, source = seen.seen(offer)
     return Price(
         usd_per_hour=zones[taken],
         basis="snapshot",
-        source=f"{seen.source}, {region}, {taken}{which}",
-        day=seen.day,
+        source=f"{source}, {region}, {taken}{which}",
+        day=day,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from contract.trainer_options import RANKS
+from sizing.catalogue.facts import facts
 from sizing.csv_rows import read_rows
 
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
@@ -20,11 +21,10 @@ MAX_ALTERNATES = 4
 # An alternate may cost this many times the requested size.
 ALTERNATES_PRICE_FACTOR = 2.0
 
-# Instances that the release note of the PyTorch 2.12 Deep Learning AMI (Ubuntu 24.04, 2026-08-22)
-# supports; G7 and G7e are not among them.
-AMI_FAMILIES = frozenset(
-    ["g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200"]
-)
+# The image whose release note names the families of facts.csv.
+NOTED_IMAGE = "oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04"
+# PyTorch's builds for CUDA 13 begin with Turing.
+LEAST_COMPUTE_CAPABILITY = 7.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +66,17 @@ class InstanceType:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the stack can train on it: it has its own NVIDIA GPUs, which the AMI supports."""
-        return self.num_gpus > 0 and self.family in AMI_FAMILIES
+        """Whether the stack can train on it: it has NVIDIA GPUs of its own, which PyTorch supports.
+
+        The machine's image must support them, too: see `needs_own_image`.
+        """
+        capability = float(self.compute_capability_from_memory or 0)
+        return self.num_gpus > 0 and capability >= LEAST_COMPUTE_CAPABILITY
+
+    @property
+    def needs_own_image(self) -> bool:
+        """Whether the release note of NOTED_IMAGE leaves it out."""
+        return self.family not in facts()["image families"].value
 
     @property
     def quota_code(self) -> str:
@@ -163,6 +172,7 @@ def alternates(
             other
             for other in trainable_by_price()
             if other.size != wanted.size
+            and (not other.needs_own_image or other.family == wanted.family)
             and (other.on_demand_usd_per_hour or 0.0) <= most
             and (mix_gpus or other.gpu == wanted.gpu)
             and other.num_gpus == count

@@ -52,6 +52,8 @@ from sizing.plan.triggers import Fired, as_given, fire, load_rules
 HELP = "which size to use and why; triggers with their evidence"
 DEFAULT_SIZE = "g5.2xlarge"
 _BUDGETED = 4
+# An advice that rests on an older price begins with that.
+_OLD_DAYS = 60
 # How many sizes are compared in all regions.
 _SEARCHED = 6
 WEEKS_A_YEAR = 52
@@ -180,6 +182,8 @@ def _show(
 ) -> None:
     """Show the candidates, then what may change the choice; or all of it as a page."""
     display = partial(show_table, markdown=arguments.markdown)
+    if old := old_prices(found):
+        display([], notes=[old])
     by = "cheapest" if found[0].wanted.objective == "usd" else "fastest"
     if arguments.markdown:
         today = datetime.now(UTC).date()
@@ -243,6 +247,7 @@ def _document(
     return {
         "take": cheapest.plan.request.size,
         "keeps_limits": cheapest.keeps,
+        "old_prices": old_prices(found),
         "verdict": verdict(found),
         "would_change": would_change(cheapest.plan),
         "spot_suits": spot.suits,
@@ -400,6 +405,7 @@ def show_candidates(
         ),
         *(f"{e.plan.request.size}: {w}" for e in shown if explain for w in e.findings.warnings),
         *_unseen(shown),
+        *_own_images(shown),
         *verdict(found),
         *(
             f"{each.plan.request.size}, in Compute Optimizer's words: {', '.join(each.reasons)}"
@@ -476,6 +482,36 @@ def _explained(plan: Plan) -> dict[str, Any]:
         "epoch s": round(plan.work.main.epoch_seconds, 1),
         "notice s": f"{plan.notice.total:.0f} of {plan.notice.budget:.0f}",
     }
+
+
+def old_prices(found: Sequence[PlannedSize]) -> str:
+    """Say how old the first's prices are, and which change of them would give another answer.
+
+    They are the newest known: `PriceBook` has taken the newer of AWS's answer and the catalogue's.
+    Empty while they are new.
+    """
+    first, *others = first_of_each(found)
+    inputs = first.plan.inputs
+    market = "on-demand" if first.is_in("on-demand") else "Spot"
+    price = inputs.price if first.is_in("on-demand") else inputs.spot_price
+    if first.outcomes is None or price.days_old <= _OLD_DAYS:
+        return ""
+    size, region = first.plan.request.size, first.plan.request.prices.region
+    other = next((e for e in others if e.keeps and e.plan.request.size != size), None)
+    change = f"; {other.name} wins if it is {other.usd / first.usd - 1:.0%} higher" if other else ""
+    return (
+        f"OLD PRICE: the newest known {market} price of {size}, ${price.usd_per_hour:g}, is of "
+        f"{price.day}, {price.days_old} days ago{change}; python -m sizing catalogue --refresh "
+        f"--region {region} asks AWS"
+    )
+
+
+def _own_images(shown: Sequence[PlannedSize]) -> list[str]:
+    names = [e.plan.request.size for e in shown if e.plan.inputs.instance.needs_own_image]
+    if not names:
+        return []
+    return [f"{', '.join(names)}: not in the default image's release note, so take an image of "
+            "your own that supports it (-c pytorch_ami_parameter=ami-...)"]  # fmt: skip
 
 
 def _unseen(shown: Sequence[PlannedSize]) -> list[str]:

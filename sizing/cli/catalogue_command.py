@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from contract.aws_errors import checked, settings_checked
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
+from sizing.catalogue.facts import Fact, facts
 from sizing.catalogue.prices import SNAPSHOT_FILE, age_note, import_skypilot, snapshot, write
 from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
 from sizing.catalogue.sizes import Family, families
@@ -42,6 +43,7 @@ FITS = ("train", "serve", "prepare", "experiment", "graphics")
 
 
 _OPTIONS: Options = {
+    "--facts": (FLAG, "list facts that go stale, with age, source and how to renew them, instead"),
     "--families": (FLAG, "list families with their use and cost instead"),
     "--family": ({}, "only this family, such as g5"),
     "--gpu": ({}, "only sizes whose accelerator name contains this"),
@@ -51,7 +53,7 @@ _OPTIONS: Options = {
 _SNAPSHOT: Options = {
     "--import-snapshot": (
         FILE,
-        "take all prices from SkyPilot's catalogs/v8/aws/vms.csv; to be committed",
+        "take all prices from SkyPilot's aws/vms.csv, the newest version; to be committed",
     ),
     "--date": ({"metavar": "DAY"}, "the day of --import-snapshot's prices"),
 }
@@ -69,6 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the sizes that match."""
     if arguments.import_snapshot is not None:
         return import_snapshot(arguments)
+    if arguments.facts:
+        rows = [fact_row(each) for each in facts().values()]
+        if arguments.json:
+            print_json("catalogue", {"facts": rows})
+        else:
+            show_table(rows)
+        return 0
     if arguments.families:
         filters = ("sizes", "family", "gpu", "fit")
         if given := [name for name in filters if getattr(arguments, name)]:
@@ -96,6 +105,14 @@ def run(arguments: argparse.Namespace) -> int:
     for problem in answers.problems if answers and arguments.refresh else ():
         print(f"not refreshed: {problem}", file=sys.stderr)
     return 0
+
+
+def fact_row(fact: Fact) -> dict[str, Any]:
+    """Return a fact that goes stale, with its age."""
+    days = (datetime.now(UTC).date() - fact.day).days
+    age = f"{days} days" + (", OLD" if days > fact.good_days else "")
+    return {"fact": fact.name, "day": str(fact.day), "age": age, "source": fact.source,
+            "renewed by": fact.renew}  # fmt: skip
 
 
 def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
@@ -126,7 +143,7 @@ def import_snapshot(arguments: argparse.Namespace) -> int:
         day = date.fromisoformat(arguments.date)
     except ValueError:
         raise ValueError(f"--date takes a day such as 2026-07-01, got {arguments.date!r}") from None
-    source = "skypilot-org/skypilot-catalog v8/aws/vms.csv"
+    source = "skypilot-org/skypilot-catalog aws/vms.csv"
     found = import_skypilot(arguments.import_snapshot, day=day, source=source)
     write(found, SNAPSHOT_FILE)
     sizes = {size for size, _ in found.offers}

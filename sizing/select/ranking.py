@@ -97,9 +97,10 @@ def training_candidates(
                     if requirements.phase == "tune"
                     else "checkpoints survive interruptions, so Spot",
                 ),
-                cautions=()
-                if instance.current_generation
-                else ("AWS calls it a previous generation",),
+                cautions=(
+                    *(() if instance.current_generation else ("AWS: a previous generation",)),
+                    *(("needs an image of your own",) if instance.needs_own_image else ()),
+                ),
             )
         )
     return found

@@ -39,6 +39,7 @@ CHECKS: Mapping[str, Check] = {
     "spot capacity": capacity.capacity_is_likely,
     "fleet": capacity.fleet_may_be_requested,
     "image": capacity.image_resolves,
+    "prices": capacity.prices_are_new,
     "key": deployment.key_can_be_used,
     "network": network.network_can_be_used,
     "public access": network.public_access_is_allowed,

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from contract.stack_names import image_of
-from sizing import LEAST_FOR_SCORES, PRICE_REGION, catalogue
+from sizing import LEAST_FOR_SCORES, PRICE_REGION, PriceBook, catalogue
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.doctor.network import in_zones, zones_of_subnets
@@ -23,6 +23,8 @@ _ON_DEMAND_QUOTA = {
 }
 # GetSpotPlacementScores: from 1 (unlikely) to 10; below this, a run waits for its instance.
 _LOW_SCORE = 4
+# Spot prices move within days, and plans reckon with them.
+_OLD_DAYS = 60
 
 
 def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -183,7 +185,7 @@ def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
         if each["DeviceName"] == image.get("RootDeviceName")
     ]
     what = f"{image_id}: {image.get('Name', '-')}"
-    fault = _cannot_boot(image)
+    fault = _cannot_boot(image) or _leaves_out(image, p.instance.family)
     if fault:
         what = f"{what}; {fault}"
         yield problem(what=what, fix=_list_images(target))
@@ -232,6 +234,29 @@ def _cannot_boot(image: dict[str, Any]) -> str | None:
     if release and float(release[1]) < MIN_UBUNTU:
         return f"the Python of Ubuntu {release[1]} is too old; {MIN_UBUNTU} or newer is needed"
     return None
+
+
+def _leaves_out(image: dict[str, Any], family: str) -> str | None:
+    """Return that the image's own description names the families it supports, but not this one."""
+    found = re.search(r"Supported EC2 instances: ([\w, -]+)", image.get("Description", ""))
+    named = {each.strip().lower() for each in found[1].split(",")} if found else set()
+    if not found or family in named or family.rstrip("d") in named:  # notes say P4 for P4d
+        return None
+    return f"it says that it supports {found[1].strip()}, not {family}"
+
+
+def prices_are_new(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check the age of the prices with which the plan, max_usd and the Guard reckon."""
+    p, book = target.parameters, PriceBook(region=target.region, assumes=True)
+    on_demand, spot = book.require(p.size)
+    age = max(on_demand.days_old, spot.days_old)
+    what = f"{p.size}: ${on_demand.usd_per_hour:g} an hour, ${spot.usd_per_hour:g} on Spot "
+    what += f"({spot.basis}), {age} days old"
+    if age <= _OLD_DAYS:
+        yield ok(what=what)
+        return
+    fix = f"python -m sizing catalogue {p.size} --refresh --region {target.region}"
+    yield warning(what=what, fix=fix)
 
 
 def _list_images(target: DeployTarget) -> str:

@@ -122,6 +122,7 @@ def deployable_sizes(families: Sequence[str]) -> list[str]:
         for size, instance in catalogue.instances().items()
         if instance.family in families
         and instance.is_trainable
+        and not instance.needs_own_image
         and instance.on_demand_usd_per_hour is not None
     ]
 

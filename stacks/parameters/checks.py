@@ -195,8 +195,12 @@ def check_size(p: ParameterFields) -> None:
     )
     refuse_unless(
         instance.is_trainable,
-        f"size {p.size} is not supported by the PyTorch 2.12 Deep Learning AMI; "
-        f"its families are {', '.join(sorted(catalogue.AMI_FAMILIES))}",
+        f"size {p.size} has an {instance.gpu}, which PyTorch no longer supports; use g4dn or newer",
+    )
+    refuse_unless(
+        not instance.needs_own_image or catalogue.NOTED_IMAGE not in p.pytorch_ami_parameter,
+        f"size {p.size} is not among the sizes of the default image's release note; name an image "
+        "that supports it with -c pytorch_ami_parameter=ami-..., or use one of g6e",
     )
     refuse_unless(
         instance.on_demand_usd_per_hour is not None,
