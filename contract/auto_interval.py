@@ -69,10 +69,12 @@ def choose_interval(
     )
 
 
-def expected_life_seconds(*, spent_seconds: float, interruptions: int) -> float:
+def expected_life_seconds(
+    *, spent_seconds: float, interruptions: int, planned_seconds: float = 0.0
+) -> float:
     """Return the expected time between two interruptions of a run with this history.
 
-    The traces' mean counts as one interruption already seen, so an early loss or a long quiet start
-    moves the estimate but does not dominate it.
+    The traces' mean, or what the account's own runs make it longer to, counts as one interruption
+    already seen, so an early loss or a long quiet start moves the estimate, but does not rule it.
     """
-    return (MEAN_LIFE_SECONDS + spent_seconds) / (1 + interruptions)
+    return (max(MEAN_LIFE_SECONDS, planned_seconds) + spent_seconds) / (1 + interruptions)

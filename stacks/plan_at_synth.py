@@ -30,7 +30,7 @@ from stacks.parameters.workloads import is_own
 
 _PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
-    *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
+    *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds", "life_hours"),
 )
 _KNOWN = (
     "known are the price of an hour (Sizes) and when the run is stopped (Limits), which max_hours "

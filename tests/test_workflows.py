@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -202,17 +203,23 @@ def test_credentials_that_fail_do_not_fail_the_review() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "is_proposed"),
-    [("diff) exit 1;; ls-remote) exit 2", True), ("ls-remote) exit 2", False), ("", False)],
-    ids=["new prices", "the same prices", "proposed before"],
-)
+    ("answers", "age", "is_proposed"),
+    [("diff) exit 1;; ls-remote) exit 2", 8, True), ("ls-remote) exit 2", 8, False), ("", 8, False),
+     ("diff) exit 1;; ls-remote) exit 2", 40, False)],
+    ids=["new prices", "the same prices", "proposed before", "a source that stopped"],
+)  # fmt: skip
 def test_new_prices_are_proposed_once_with_the_day_they_are_of(
-    tmp_path: Path, answers: str, is_proposed: bool
+    tmp_path: Path, answers: str, age: int, is_proposed: bool
 ) -> None:
     """The script of the workflow with all that leaves the machine replaced."""
+    day = datetime.now(UTC).date() - timedelta(days=age)
+    # Version 10 is the newest, and has no prices of AWS yet.
+    gh = f"""case "$*" in
+        *contents/catalogs\\ *) printf "%s\\n" v10 v9 v8;; *v10/aws) exit 1;; *v9/aws) ;;
+        api*) echo 0123abc {day};; *) cat >> "$CALLS";; esac"""
     fakes = {
         "fake/curl": "",
-        "fake/gh": '[ "$1" = api ] && echo 0123abc 2026-11-20 || cat >> "$CALLS"',
+        "fake/gh": gh,
         "fake/git": f'case "$1" in {answers or "nothing) "};; esac',
         ".venv/bin/python": '[ "$2" != pytest ] || { echo FAILED tests/test_a.py; exit 1; }',
     }
@@ -222,21 +229,26 @@ def test_new_prices_are_proposed_once_with_the_day_they_are_of(
         fake.write_text(f'#!/bin/sh\necho {fake.name} "$@" >> "$CALLS"\n{does}\n')
         fake.chmod(0o755)
     run, calls = step("prices", "prices", -1), tmp_path / "calls"
-    subprocess.run(
+    done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", run["run"]],
         cwd=tmp_path,
         env={
             "PATH": f"{tmp_path / 'fake'}{os.pathsep}{os.environ['PATH']}",
             "CALLS": str(calls),
             "RUNNER_TEMP": "temp",
-            **{name: run["env"][name] for name in ("FILE", "REPOSITORY")},
+            "REPOSITORY": run["env"]["REPOSITORY"],
         },
-        check=True,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     said = calls.read_text()
-    imports = "python -m sizing catalogue --import-snapshot temp/vms.csv --date 2026-11-20"
-    assert (imports in said) == bool(answers)
+    is_stopped = age > 30
+    assert done.returncode == is_stopped
+    assert ("v9/aws/vms.csv for 40 days" in done.stdout) == is_stopped
+    imports = f"python -m sizing catalogue --import-snapshot temp/vms.csv --date {day}"
+    assert (imports in said) == (bool(answers) and not is_stopped)
     assert ("gh pr create" in said, "git push" in said) == (is_proposed, is_proposed)
     assert ("FAILED tests/test_a.py" in said) == is_proposed
     if is_proposed:
-        assert "skypilot-catalog/0123abc/catalogs/v8/aws/vms.csv" in said
+        assert "skypilot-catalog/0123abc/catalogs/v9/aws/vms.csv" in said

@@ -33,7 +33,7 @@ from sizing.cli.shared_options import (
     price_book,
 )
 from sizing.cli.tables import print_json, show_table
-from sizing.spot.interruptions import ADVISOR, ADVISOR_SHARES, interruptions
+from sizing.spot.interruptions import interruptions
 from sizing.suggestion import suggest
 
 HELP = "sizes, limits and prices, each with its source"
@@ -71,21 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the sizes that match."""
     if arguments.import_snapshot is not None:
         return import_snapshot(arguments)
-    if arguments.facts:
-        rows = [fact_row(each) for each in facts().values()]
-        if arguments.json:
-            print_json("catalogue", {"facts": rows})
-        else:
-            show_table(rows)
-        return 0
-    if arguments.families:
+    if what := "facts" if arguments.facts else "families" if arguments.families else "":
         filters = ("sizes", "family", "gpu", "fit")
         if given := [name for name in filters if getattr(arguments, name)]:
-            raise ValueError(f"--families lists all of them; leave out {', '.join(given)}")
+            raise ValueError(f"--{what} lists all of them; leave out {', '.join(given)}")
+        rows = family_rows() if what == "families" else list(map(fact_row, facts().values()))
         if arguments.json:
-            print_json("catalogue", {"families": family_rows()})
+            print_json("catalogue", {what: rows})
         else:
-            show_table(family_rows(), notes=["list prices on demand, us-east-1"])
+            show_table(rows, notes=["list prices on demand, us-east-1"] * (what == "families"))
         return 0
     chosen = select(arguments)
     book = asked_of_aws(arguments, [instance.size for instance in chosen])
@@ -219,7 +213,6 @@ def describe(
     known = asdict(instance)
     del known["on_demand_usd_per_hour"]
     planned = interruptions()
-    share = ADVISOR_SHARES.get(instance.size)
     asked = answers.spot.get(instance.size) if answers else None
     seen = snapshot().offers.get((instance.size, region))
     quota = answers.quotas.get(instance.quota_code) if answers else None
@@ -238,7 +231,6 @@ def describe(
         "planned_interruptions_per_machine_hour": planned.rate_per_hour,
         "planned_wait_seconds": planned.wait_seconds,
         "interruptions_source": planned.source,
-        "taken_back_by_aws": share and f"{share[0]:.0%} to {share[1]:.0%} a month: {ADVISOR}",
     }
 
 

@@ -111,7 +111,7 @@ _OPTIONS: Options = {
     "--trace": (FILE, "a trace as in skypilot-org/spot-traces, replayed instead of --rate"),
     "--history": (
         {**FILE, "default": HISTORY_FILE},
-        "what Spot did to your runs, as `runs pools` keeps it (default: %(default)s, if any)",
+        "what Spot did to your runs, the bucket's spot.json (default: sizing/spot_history.json)",
     ),
     "--deadline-hours": (
         NUMBER,

@@ -1,7 +1,7 @@
 """What Spot did in each pool to the account's own runs: small, mergeable, needed by nothing.
 
-A pool is a size in a zone. The Guards keep spot.json next to the runs, `runs pools` copies it to
-sizing/spot_history.json, where plans read it. Standard library only: it runs in the Guard's Lambda.
+A pool is a size in a zone. The Guards keep spot.json in the run bucket; plans read a copy of it,
+sizing/spot_history.json. Standard library only: it runs in the Guard's Lambda.
 """
 
 import json

@@ -36,6 +36,7 @@ def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         **_spot(spot, "interruptions", "no_machine_share", "first_wait_hours"),
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
+        "life_hours": plan.inputs.interruptions.learned_life_hours,
         "restart_seconds": plan.restart.seconds,
         "interruption_seconds": plan.interruption_seconds,
         "usd_of_interruption": plan.usd_of_interruption,

@@ -86,7 +86,6 @@ TRACES = (
     "skypilot-org/spot-traces (paper: Can't Be Late, NSDI'24): five one-instance V100 traces of "
     "2023, a stand-in for any other GPU"
 )
-ADVISOR = "AWS Spot Instance Advisor, us-east-1, snapshot of 2025-07-28 (alexei-led/spotinfo)"
 
 # Losses per machine hour and hours until the next machine, for the median zone (and fleet), because
 # pools differ by factors.
@@ -97,16 +96,6 @@ _ONE_POOL = (0.39, 1.66)
 # regions: fleets of one region, on traces that this project does not have, lost 0.39, as zones do.
 # Pools shorten waits, not lives.
 _SEVERAL_POOLS = (0.39, 0.61)
-
-# The share of machines that AWS says it interrupts in a month: (from, to); AWS's last bucket is
-# "above 20 %".
-ADVISOR_SHARES = {
-    "g5.xlarge": (0.20, 0.30),
-    "g5.2xlarge": (0.15, 0.20),
-    "g5.4xlarge": (0.10, 0.15),
-    "g6.2xlarge": (0.20, 0.30),
-    "g6e.xlarge": (0.05, 0.10),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +115,11 @@ class Interruptions:
         Most losses have a notice: on the traces, shorter intervals cost more than they kept.
         """
         return min(self.rate_per_hour, self.published_rate)
+
+    @property
+    def learned_life_hours(self) -> float | None:
+        """Hours between interruptions for the trainer's interval, if own runs say so."""
+        return None if math.isinf(self.published_rate) else 1 / self.saving_rate
 
 
 def interruptions_of(trace: Trace) -> Interruptions:
@@ -189,7 +183,9 @@ def read_history(path: Path) -> PoolHistory:
         try:
             return PoolHistory({"trace": {"": record_of(load_trace(path))}})
         except ValueError:
-            raise ValueError(f"{path} is {error}; `runs pools` writes one") from None
+            raise ValueError(
+                f"{path} is {error}; the Guard keeps one as spot.json in the run bucket"
+            ) from None
 
 
 def learned(prior: Interruptions, history: Path, size: str, zone: str | None) -> Interruptions:

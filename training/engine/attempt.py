@@ -206,6 +206,7 @@ class _WorkloadJob:
             artifacts=options.artifacts,
             numerics=self._key,
             usd_per_hour=options.usd_per_hour,
+            planned_life_seconds=options.planned_life_seconds,
             profiler=self._profiler,
         )
 

@@ -48,6 +48,12 @@ class AttemptOptions:
     prediction: Mapping[str, float | str] | None = None
     usd_per_hour: float | None = None
 
+    @property
+    def planned_life_seconds(self) -> float:
+        """What the plan has learned of the time between interruptions; 0 if nothing."""
+        hours = (self.prediction or {}).get("life_hours")
+        return 3600 * hours if isinstance(hours, float) else 0.0
+
     def run_config(self, **what: Any) -> RunConfig:
         """Return config.json's content if this is the first attempt; `what` is the job's part."""
         return RunConfig(

@@ -148,6 +148,7 @@ class Checkpointer:
             committed.best if committed else {},
             spent_seconds=float((state or {}).get(SPENT_SECONDS, 0.0)),
             interruptions=context.generation - 1,
+            planned_life_seconds=context.planned_life_seconds,
         )
         self.last_cost: Cost | None = None
         self._context = context

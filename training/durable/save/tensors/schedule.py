@@ -46,8 +46,10 @@ class Schedule:
         *,
         spent_seconds: float = 0.0,
         interruptions: int = 0,
+        planned_life_seconds: float = 0.0,
     ) -> None:
         """`spent_seconds` and `interruptions` are those of the attempts before."""
+        self._planned_life_seconds = planned_life_seconds
         self.failed = FailedSaves()
         self.pace = _StepPace()
         self.is_overdue = False  # a boundary was left out, as the save before it made no headway
@@ -115,7 +117,9 @@ class Schedule:
             cost_seconds=cost_seconds,
             durable_seconds=durable_seconds,
             life_seconds=expected_life_seconds(
-                spent_seconds=self.spent_seconds, interruptions=self._interruptions
+                spent_seconds=self.spent_seconds,
+                interruptions=self._interruptions,
+                planned_seconds=self._planned_life_seconds,
             ),
             epoch_seconds=self._epoch_seconds,
         )
