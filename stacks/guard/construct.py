@@ -143,20 +143,16 @@ class Guard(Construct):
             description="Guard: read the run, stop this stack's fleet, end its instances",
         )
         stack, bucket = Stack.of(self), run_bucket.bucket_arn
+        pools = run_bucket.arn_for_objects(SPOT_HISTORY)
         own, ledger, records = (
             run_bucket.arn_for_objects(f"{run_prefix}/{name}")
             for name in ("*", GUARD, f"{EVENTS}*")
         )
         for statement in (
-            allow("ReadRun", ["s3:GetObject"], [own]),
+            allow("ReadRun", ["s3:GetObject"], [own, pools]),
             allow("SeeWhatExists", ["s3:ListBucket", "s3:ListBucketVersions"], [bucket]),
             allow("ReadOlderLedger", ["s3:GetObjectVersion"], [ledger]),
-            allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
-            allow(
-                "ShareSpotHistory",
-                ["s3:GetObject", "s3:PutObject"],
-                [run_bucket.arn_for_objects(SPOT_HISTORY)],
-            ),
+            allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records, pools]),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack, parameters),
             may_cancel_fleet_of(stack, parameters),

@@ -252,7 +252,7 @@ def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
 GUARD_READS = (
     "s3:GetObject s3:GetObjectVersion s3:ListBucket s3:ListBucketVersions ssm:GetParameter "
     "ec2:DescribeSpotFleetRequests autoscaling:DescribeAutoScalingGroups "
-    "ec2:DescribeInstances ec2:DescribeSpotPriceHistory"
+    "ec2:DescribeInstances ec2:DescribeSpotPriceHistory ec2:DescribeSubnets"
 )
 GUARD_WRITES = "s3:PutObject sns:Publish logs:CreateLogStream logs:PutLogEvents"
 # The stop, and what is left where it is refused: a deny or a mistake in one leaves the others.
