@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def save(refreshed: Refreshed) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceBook:
-    """The prices that count: given ones, else the newer of AWS's answer and the catalogue's.
+    """The prices that count: given ones, else AWS's answers, else the catalogue's.
 
     `given` has Spot dollars by size, or for every size under "". Without a zone the most expensive
     counts. `assumes`: prices that the catalogue lacks in the region are assumed and marked so.
@@ -94,19 +93,17 @@ class PriceBook:
         return self._on_demand(size), self._spot(size)
 
     def trainable(self) -> list[tuple[InstanceType, float]]:
-        """Return the sizes that the stack can train on, with a price here, cheapest first."""
+        """Return the sizes for the default image that have a price here, cheapest first."""
         usual = (each for each in trainable_by_price() if not each.needs_own_image)
         priced = [(each, self.find(each.size)[0]) for each in usual]
         found = [(each, price.usd_per_hour) for each, price in priced if price]
         return sorted(found, key=lambda pair: pair[1])
 
     def _on_demand(self, size: str) -> Price:
-        kept = partial(hourly_price, size, self.region, assume=self.assumes)
         if self.answers is None or size not in self.answers.on_demand:
-            return kept()
+            return hourly_price(size, self.region, assume=self.assumes)
         answer = self.answers.on_demand[size]
-        found = _price(answer["value"], "pricing:GetProducts", self.answers.region, answer["at"])
-        return _newer(found, kept)
+        return _price(answer["value"], "pricing:GetProducts", self.answers.region, answer["at"])
 
     def _spot(self, size: str) -> Price:
         usd, zone = self.given.get(size, self.given.get("")), self.zone
@@ -114,7 +111,7 @@ class PriceBook:
             return Price(usd_per_hour=usd, basis="given", source="given with --usd-per-hour")
         if self.answers is None or size not in self.answers.spot:
             return spot_price(size, self.region, zone, assume=self.assumes)
-        answer, kept = self.answers.spot[size], partial(spot_price, size, self.region)
+        answer = self.answers.spot[size]
         zones = answer["value"]
         if zone is not None and zone not in zones:
             raise ValueError(
@@ -122,18 +119,7 @@ class PriceBook:
                 f"{', '.join(sorted(zones))}"
             )
         usd = zones[zone] if zone else max(zones.values())
-        found = _price(usd, "ec2:DescribeSpotPriceHistory", self.answers.region, answer["at"])
-        return found if zone else _newer(found, kept)
-
-
-def _newer(answered: Price, catalogued: Callable[[], Price]) -> Price:
-    """Return AWS's answer, unless the catalogue has a newer price than this."""
-    try:
-        kept = catalogued()
-    except ValueError:  # it has no price of the size, or none of the region
-        return answered
-    is_seen = kept.basis in ("snapshot", "list price") and kept.day and answered.day
-    return kept if is_seen and kept.day > answered.day else answered
+        return _price(usd, "ec2:DescribeSpotPriceHistory", self.answers.region, answer["at"])
 
 
 def _known(find_price: Callable[[str], Price], size: str) -> Price | None:

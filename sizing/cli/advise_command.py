@@ -182,14 +182,15 @@ def _show(
 ) -> None:
     """Show the candidates, then what may change the choice; or all of it as a page."""
     display = partial(show_table, markdown=arguments.markdown)
-    if old := old_prices(found):
-        display([], notes=[old])
+    old = [text for text in [old_prices(found)] if text]
+    if not arguments.markdown:
+        print(*old, sep="\n", end="\n" * bool(old))
     by = "cheapest" if found[0].wanted.objective == "usd" else "fastest"
     if arguments.markdown:
         today = datetime.now(UTC).date()
         asked = " ".join(["python -m sizing", *sys.argv[1:]])
         title = f"# {arguments.workload}: which size"
-        print(title, f"{today}, `{asked}`", *verdict(found)[:1], _chart(found), sep="\n\n")
+        print(title, f"{today}, `{asked}`", *old, *verdict(found)[:1], _chart(found), sep="\n\n")
     show_candidates(
         found,
         title=f"candidates, {by} first: p50 to p90 (modelled)",
@@ -485,25 +486,28 @@ def _explained(plan: Plan) -> dict[str, Any]:
 
 
 def old_prices(found: Sequence[PlannedSize]) -> str:
-    """Say how old the first's prices are, and which change of them would give another answer.
+    """Say how old the first's price is and what the newest known one changes; empty if it is new.
 
-    They are the newest known: `PriceBook` has taken the newer of AWS's answer and the catalogue's.
-    Empty while they are new.
+    Where none is newer, say how much it may rise before another size wins.
     """
     first, *others = first_of_each(found)
-    inputs = first.plan.inputs
-    market = "on-demand" if first.is_in("on-demand") else "Spot"
-    price = inputs.price if first.is_in("on-demand") else inputs.spot_price
+    asked, is_on_demand = first.plan.request, first.is_in("on-demand")
+    price = first.plan.inputs.price if is_on_demand else first.plan.inputs.spot_price
     if first.outcomes is None or price.days_old <= _OLD_DAYS:
         return ""
-    size, region = first.plan.request.size, first.plan.request.prices.region
-    other = next((e for e in others if e.keeps and e.plan.request.size != size), None)
-    change = f"; {other.name} wins if it is {other.usd / first.usd - 1:.0%} higher" if other else ""
-    return (
-        f"OLD PRICE: the newest known {market} price of {size}, ${price.usd_per_hour:g}, is of "
-        f"{price.day}, {price.days_old} days ago{change}; python -m sizing catalogue --refresh "
-        f"--region {region} asks AWS"
-    )
+    kept = replace(asked.prices, answers=None).find(asked.size)[not is_on_demand]
+    other = next((e for e in others if e.keeps and e.plan.request.size != asked.size), None)
+    is_newer = kept is not None and kept.day is not None and kept.days_old < price.days_old
+    if is_newer and kept:
+        usd = first.usd * kept.usd_per_hour * asked.hosts / price.usd_per_hour
+        change = f"by the newest known, ${kept.usd_per_hour:g} of {kept.day}, "
+        change += f"{other.name} wins" if other and usd > other.usd else f"it costs ${usd:.2f}"
+    else:
+        change = "none newer is known"
+        change += (
+            f"; {other.name} wins if it rises {other.usd / first.usd - 1:.0%}" if other else ""
+        )
+    return f"OLD PRICE: {asked.size}'s is {price.days_old} days old ({price.day}), {change}"
 
 
 def _own_images(shown: Sequence[PlannedSize]) -> list[str]:

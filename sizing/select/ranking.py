@@ -97,10 +97,9 @@ def training_candidates(
                     if requirements.phase == "tune"
                     else "checkpoints survive interruptions, so Spot",
                 ),
-                cautions=(
-                    *(() if instance.current_generation else ("AWS: a previous generation",)),
-                    *(("needs an image of your own",) if instance.needs_own_image else ()),
-                ),
+                cautions=()
+                if instance.current_generation
+                else ("AWS calls it a previous generation",),
             )
         )
     return found
@@ -112,7 +111,7 @@ def _why_not_train(instance: InstanceType, requirements: Requirements, wanted: i
         return "needs the Neuron SDK; the training code is CUDA"
     if instance.num_gpus == 0:
         return "no NVIDIA GPU of its own"
-    if not instance.is_trainable:
+    if not instance.is_trainable or instance.needs_own_image:
         return UNSUPPORTED.get(instance.family, "the PyTorch AMI's release note does not name it")
     if instance.gpu_memory_mib < wanted:
         return f"{instance.gpu_memory_mib:,} MiB is less than {wanted:,} MiB"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sizing.__main__ import main
+from sizing.catalogue.refresh import Refreshed, save
 
 
 def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
@@ -53,6 +54,42 @@ def test_advice_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert "g4dn.xlarge, in Compute Optimizer's words: GPUMemoryOverprovisioned" in shown
     assert "no published run on NVIDIA T4, NVIDIA L4" in shown
     assert len(shown.splitlines()) <= 35
+
+
+def test_an_advice_on_an_old_price_begins_with_what_the_newest_known_one_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def begins(day: str = "", size: str = "g4dn.xlarge") -> str:
+        answer = {"value": {"use1-az1": 0.02}, "at": f"{day}T00:00"}
+        save(Refreshed(spot={size: answer} if day else {}))
+        assert main(["advise", "trajectory", "--sizes", "g4dn.xlarge,g5.xlarge"]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    today = datetime.now(UTC).date()
+    assert begins().startswith("OLD PRICE: g4dn.xlarge's is ")
+    assert "none newer is known; g5.xlarge on Spot wins if it rises" in begins()
+    # AWS's answer of years ago, which the catalogue's price has overtaken.
+    assert "by the newest known, $0.2158 of 2026-07-01, it costs $0.03" in begins("2024-01-01")
+    old = begins("2024-01-01", "g5.xlarge")
+    assert "by the newest known, $0.4507 of 2026-07-01, g4dn.xlarge on Spot wins" in old
+    assert "OLD PRICE" not in begins(today.isoformat())
+
+
+def test_what_needs_an_own_image_is_advised_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "imagenet", "--gpus", "1", "--market", "spot"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "g7e.8xlarge" in shown
+    assert "not in the default image's release note, so take an image of your own" in shown
+
+
+def test_facts_that_go_stale_name_their_day_their_source_and_their_renewal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["catalogue", "--facts", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["facts"]
+    assert {"list price", "snapshot", "image families"} <= {row["fact"] for row in rows}
+    assert all(row["day"] and row["source"] and row["renewed by"] for row in rows)
+    assert any("OLD" in row["age"] for row in rows)
 
 
 def test_a_buyers_limits_are_answered_without_what_fires_on_the_size_in_use(

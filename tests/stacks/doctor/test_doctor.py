@@ -22,6 +22,7 @@ IMAGE = (
 def test_a_healthy_account_has_no_problem(healthy: Clinic, examine: Examine) -> None:
     everywhere = "zones=us-east-1a,us-east-1b,us-east-1c,us-east-1d,us-east-1f"
     found = examine(healthy, "alarm.email=me@example.com", everywhere)
+    del found["prices"]  # they age
     states = {each["state"] for lines in found.values() for each in lines}
     # The alternates of a g5.2xlarge go up to 64 vCPUs.
     assert states == {"ok"}, found
@@ -216,6 +217,28 @@ def test_an_image_that_could_not_boot_is_a_problem(
     assert line["state"] == "problem"
     assert what in line["what"]
     assert "get-parameters-by-path" in line["fix"]
+
+
+def test_an_image_that_leaves_the_size_out_is_a_problem(healthy: Clinic, examine: Examine) -> None:
+    ec2 = healthy.aws.client("ec2")
+    says = "Supported EC2 instances: G4dn, G5, P4. Release notes: https://docs.aws.amazon.com/dlami"
+    image = ec2.register_image(
+        Name="Deep Learning AMI GPU PyTorch 2.12 (Ubuntu 24.04)", Description=says,
+        RootDeviceName="/dev/sda1",
+    )["ImageId"]  # fmt: skip
+    for size, state in (("g5.2xlarge", "ok"), ("p4d.24xlarge", "ok"), ("g7e.2xlarge", "problem")):
+        (line,) = examine(healthy, f"pytorch_ami_parameter={image}", f"size={size}")["image"]
+        assert line["state"] == state, line
+    assert "it says that it supports G4dn, G5, P4, not g7e" in line["what"]
+
+
+def test_old_prices_are_renewed_by_the_command_of_their_row(
+    healthy: Clinic, examine: Examine
+) -> None:
+    (line,) = examine(healthy)["prices"]
+    assert line["state"] == "warning"
+    assert "days old" in line["what"]
+    assert line["fix"] == "python -m sizing catalogue g5.2xlarge --refresh --region us-east-1"
 
 
 def test_a_dataset_larger_than_its_volume_is_a_problem(healthy: Clinic, examine: Examine) -> None:
