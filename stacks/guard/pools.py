@@ -5,7 +5,10 @@ hour, while the fleet requests its machine in others. A run that waits may have 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from sizing import PoolHistory, PoolRecord
 from stacks.guard import fleet, records
@@ -22,11 +25,12 @@ REFUSED, DAY = "pools refused", 86_400.0
 def prefer_calm_pools(tick: Tick) -> None:
     """Keep what this run saw of Spot, and offer the fleet the pools that do not rest."""
     settings, fleet_id, ledger = tick.settings, tick.fleet_id, tick.ledger
-    own = seen_pools(ledger.attempts)
-    kept = tick.known("Spot pools", partial(records.share_pools, settings, own))
+    history = PoolHistory({settings.run_id: seen_pools(ledger.attempts)})
+    with suppress(BotoCoreError, ClientError):  # nothing needs it
+        history = records.share_pools(settings, history)
     if not (fleet_id and settings.subnets and tick.is_kept and tick.capacity.get(fleet_id)):
         return
-    every = (kept or PoolHistory({settings.run_id: own})).pools
+    every = history.pools
     resting = [name for name, seen in every.items() if seen.is_resting(tick.now)]
     if ledger.waiting and tick.now - ledger.waiting > PATIENCE_SECONDS:
         resting = []

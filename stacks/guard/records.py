@@ -146,7 +146,7 @@ def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> 
     )
 
 
-def share_pools(settings: GuardSettings, own: Mapping[str, PoolRecord]) -> PoolHistory:
+def share_pools(settings: GuardSettings, own: PoolHistory) -> PoolHistory:
     """Return what Spot did to every run of the bucket, with this one's part of it up to date.
 
     Written once a machine came or went, or hours later; what cannot be read begins anew. A writer
@@ -156,8 +156,8 @@ def share_pools(settings: GuardSettings, own: Mapping[str, PoolRecord]) -> PoolH
     found, kept = answer_or_none(quick_client("s3").get_object, "NoSuchKey", **where), PoolHistory()
     with suppress(ValueError):
         kept = PoolHistory.from_json(found["Body"].read()) if found else kept
-    after = kept.merged(PoolHistory({settings.run_id: own}))
-    if own and _moves(kept.runs.get(settings.run_id, {})) != _moves(own):
+    after, run = kept.merged(own), settings.run_id
+    if own.pools and _moves(kept.runs.get(run, {})) != _moves(own.pools):
         condition = {"IfMatch": found["ETag"]} if found else {"IfNoneMatch": "*"}
         lost = ("PreconditionFailed", "ConditionalRequestConflict")
         write, data = quick_client("s3").put_object, after.to_json().encode()
