@@ -119,6 +119,12 @@ def test_own_runs_of_a_size_and_zone_count_and_what_is_missing_or_damaged_is_sai
 
     assert rate("g5.xlarge", "use1-az1") < prior.rate_per_hour < rate("g5.xlarge", "use1-az2")
     assert rate("g5.xlarge", "use1-az1") < rate("g5.xlarge") < rate("g5.xlarge", "use1-az2")
+    # The trainer's interval follows the calm pools, and not the wild ones.
+    hours = [learned(prior, path, "g5.xlarge", zone).learned_life_hours
+             for zone in ("use1-az1", "use1-az2")]  # fmt: skip
+    assert hours[0] and hours[0] > 1 / prior.rate_per_hour
+    assert hours[1] == pytest.approx(1 / prior.rate_per_hour)
+    assert prior.learned_life_hours is None
     for history, why in (
         (path, "the account's runs had no g5.2xlarge "),
         (tmp_path / "none.json", "there is no Spot history"),

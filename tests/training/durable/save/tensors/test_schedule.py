@@ -60,6 +60,12 @@ def test_the_run_s_own_history_moves_the_rate() -> None:
     assert quiet > 10 * rough
 
 
+def test_what_the_account_s_runs_know_makes_lives_longer_and_never_shorter() -> None:
+    for planned, expected in ((9 * 3600.0, 9 * 3600.0), (60.0, MEAN_LIFE_SECONDS)):
+        schedule = Schedule(parse_interval("auto"), planned_life_seconds=planned)
+        assert life_seconds(schedule) == pytest.approx(expected, rel=0.01)
+
+
 def test_the_first_save_comes_early_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, schedule = Clock(monkeypatch), auto()
     clock.now = 59.0
