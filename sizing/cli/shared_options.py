@@ -1,6 +1,7 @@
 """The options that several commands share, and the prices and the request that they describe."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -15,7 +16,7 @@ from sizing.catalogue.refresh import PriceBook, load
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.plan_inputs import Request, read_manifest
 from sizing.plan.size_plan import Plan, make_plan
-from sizing.spot.interruptions import HISTORY_FILE, load_trace
+from sizing.spot.interruptions import HISTORY_FILE, load_trace, read_history
 
 # How argparse reads an option.
 FLAG: Mapping[str, Any] = {"action": "store_true"}
@@ -135,6 +136,11 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 def request(arguments: argparse.Namespace, size: str) -> Request:
     """Return the request that the options describe: each is named like its field, or read here."""
     names = {field.name for field in fields(Request)}
+    if arguments.history != HISTORY_FILE or HISTORY_FILE.exists():
+        try:
+            read_history(arguments.history)
+        except ValueError as error:  # the plan is as without one
+            print(f"planned without a Spot history: {error}", file=sys.stderr)
     read = {
         "size": size,
         "dataset": read_manifest(arguments.manifest) if arguments.manifest else None,

@@ -156,3 +156,18 @@ def test_an_instance_store_is_no_larger_than_it_is(capsys: pytest.CaptureFixture
     options = ["--data-on", "nvme", "--volume-gib", "900", "--dataset-gib", "500"]
     main(["plan", "trajectory", "--size", "g6.xlarge", *options])
     assert "the instance store has 232" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_history_that_cannot_be_read_is_said_and_the_plan_is_as_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(PLAN) == 0
+    without = capsys.readouterr()
+    (tmp_path / "bad.json").write_text("{")
+    for name, why in (("bad.json", "is not a history of Spot pools"), ("none.json", "there is no")):
+        assert main([*PLAN, "--history", str(tmp_path / name)]) == 0
+        said = capsys.readouterr()
+        assert said.out == without.out
+        assert said.err.startswith("planned without a Spot history: ")
+        assert why in said.err
+        assert len(said.err.splitlines()) == 1
