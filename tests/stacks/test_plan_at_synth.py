@@ -109,6 +109,13 @@ def test_what_is_tight_is_a_warning(stack: Stack) -> None:
     )
 
 
+def test_an_own_image_makes_the_refusal_of_its_sizes_a_warning(stack: Stack) -> None:
+    own = {"pytorch_ami_parameter": "ami-0123456789abcdef0"}
+    annotate(stack, StackParameters.for_size("g7e.2xlarge", **own))
+    says = "whether ami-0123456789abcdef0 supports g7e.2xlarge is not known"
+    Annotations.from_stack(stack).has_warning("*", Match.string_like_regexp(says))
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_an_unmeasured_workload_says_how_to_measure_it(stack: Stack) -> None:
     assert annotate(stack, StackParameters.for_size("g5.xlarge", workload="clips")) is None
