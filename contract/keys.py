@@ -12,6 +12,7 @@ REPORT = "report.html"
 FINAL = "final/model.safetensors"
 WAITING = "waiting.json"  # another machine waits for the lease
 ADAPTATION = "adaptation.json"  # how the recipe was fitted to the first machine's memory
+DATASET_FILES = "dataset-files.gz"  # a plain folder's at the run's start: name and bytes a line
 GUARD = "guard.json"  # what the Guard remembers between calls
 
 CHECKPOINTS = "checkpoints/"

@@ -116,6 +116,23 @@ class Container:
         for name, content in files.items():
             (self.config / name).write_text(json.dumps(content))
 
+    def view(self, dataset: Path | None) -> Sequence[Path]:
+        """Return the folder of the data, and a new one for what the program changes there.
+
+        None if this root or another file system is mounted in it, which a view would hide.
+        """
+        folder, changes = (dataset or self.root).resolve(), self.root / "input" / "changes"
+        inside = [self.root.resolve()]
+        with contextlib.suppress(OSError):
+            mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+            inside += [Path(one.split()[4].encode().decode("unicode_escape")) for one in mounts]
+        if any(one.is_relative_to(folder) and one != folder for one in inside) or dataset is None:
+            return ()
+        for name in ("upper", "work"):  # whoever is not root cannot remove the latter
+            (changes / name).mkdir(parents=True, exist_ok=True)
+        shutil.copystat(folder, changes / "upper")
+        return folder, changes
+
     def variables(
         self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One attempt of a program: restored, started, mirrored and concluded."""
 
 import contextlib
+import gzip
 import hashlib
 import logging
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from contract.errors import Exit, UserError
-from contract.keys import MANIFEST
+from contract.keys import DATASET_FILES, MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
 from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attempt
@@ -31,6 +32,7 @@ from training.durable.record.run import RunConfig
 from training.durable.report.receipt import RunResult
 from training.durable.save.snapshots.mirror import restore_as
 from training.durable.store.local_dataset import ARRIVING
+from training.durable.store.protocol import Store
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ _T = TypeVar("_T")
 def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
     """Run the program until the run or this attempt ends; return the exit code of an ended run."""
     with (
-        _opened_input(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
+        _opened_input(options, supervisor.watchdog) as dataset,
         claimed(options.root, options.store.uri),
     ):
         job = _ProgramJob(options, dataset)
@@ -106,7 +108,7 @@ class _ProgramJob:
             self._prepare()
             options.notice_file.unlink(missing_ok=True)
             with self._process(self._command.variables, sys.stdout.fileno()) as process:
-                while process.wait(_POLL_SECONDS) is None:
+                while process.wait(_POLL_SECONDS) is None and process.left_code is None:
                     if (notice := supervisor.interruption.notice) is not None:
                         supervisor.last_resort.stand_down()
                         _end_in_time(process, options.program.notice_signal, notice)
@@ -119,7 +121,10 @@ class _ProgramJob:
         self, variables: Mapping[str, str], output: int
     ) -> contextlib.closing[ProgramProcess]:
         words, folder = self._command.words, self._command.folder
-        process = ProgramProcess(words, folder=folder, variables=variables, output=output)
+        view = self._options.container.view(self._dataset_folder())
+        process = ProgramProcess(
+            words, folder=folder, variables=variables, output=output, view=view
+        )
         return contextlib.closing(process)
 
     @contextlib.contextmanager
@@ -160,9 +165,10 @@ class _ProgramJob:
 
 def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:
     """Signal a program whose files are not kept, if it listens, and allow it the notice's time."""
-    if signal_name == "none" or not process.catches(number := signal.Signals[signal_name]):
+    number = None if signal_name == "none" else signal.Signals[signal_name]
+    if number is None or not (pids := process.takers(number)):
         return
-    process.signal(number)
+    process.signal(number, pids)
     while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
         pass
 
@@ -188,29 +194,43 @@ def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) 
 
 
 @contextlib.contextmanager
-def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterator[_InputData]:
+def _opened_input(options: ProgramOptions, watchdog: Watchdog) -> Iterator[_InputData]:
     """Open the dataset; a local folder needs no manifest."""
+    uri = options.dataset_uri
     if uri is None:
         yield "none", lambda: None
         return
     folder = Path(uri)
     if folder.is_dir() and not any((folder / name).exists() for name in (MANIFEST, ARRIVING)):
-        yield _fingerprint(folder), lambda: folder
+        yield _fingerprint(folder, options.store), lambda: folder
         return
-    with opened_dataset(uri, scratch, watchdog) as opened:
+    with opened_dataset(uri, options.scratch, watchdog) as opened:
         yield opened.fingerprint, lambda: opened.folder
 
 
-def _fingerprint(folder: Path) -> str:
-    """Return the fingerprint of a folder without a manifest: names and sizes."""
-    lines = []
+def _fingerprint(folder: Path, store: Store) -> str:
+    """Return the fingerprint of a folder without a manifest: of the names and sizes first there.
+
+    What has come since, such as a program's index beside its data, makes no difference.
+    """
+    lines = set[str]()
     for below, _, names in os.walk(folder):
         # A dangling link is not a file, as for an upload; an index is the program's own.
         data = (name for name in names if not fnmatch(name, "*.cache"))
         for path in filter(Path.is_file, (Path(below, name) for name in data)):
-            lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
+            lines.add(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
     if not lines:
         raise UserError(
             f"the dataset folder {folder} is empty; name one with files, or leave it out"
         )
+    if RunConfig.read(store) is None:
+        store.put(DATASET_FILES, gzip.compress(os.fsencode("".join(sorted(lines)))))
+    elif first := store.get(DATASET_FILES):
+        known = set(os.fsdecode(gzip.decompress(first.data)).splitlines(keepends=True))
+        if missing := sorted(known - lines):
+            raise UserError(
+                f"the dataset folder {folder} lacks {missing[0].strip()!r} (name and bytes), with "
+                f"which the run {store.uri} began; restore it, or use another run URI"
+            )
+        lines = known
     return "sizes-" + hashlib.sha256(os.fsencode("".join(sorted(lines)))).hexdigest()

@@ -1,4 +1,4 @@
-"""Watches a program from its start to its end: metrics, snapshots, notices, and why it failed."""
+"""Watches a program from its start to its end: metrics, snapshots, notices, and what it leaves."""
 
 import contextlib
 import hashlib
@@ -6,11 +6,10 @@ import json
 import logging
 import math
 import os
-import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,20 @@ from contract.program import LOSSES, WORKLOAD
 from training.durable.attempt.attempt import HeldRun
 from training.durable.attempt.notice import Notice
 from training.durable.errors import AttemptEndedError, InterruptedRunError
-from training.durable.program.container import Container, ProgramOptions
+from training.durable.program.container import ProgramOptions
 from training.durable.program.event_file import MetricRow
+from training.durable.program.failure import blamed_place, failure_reason
 from training.durable.program.log import ProgramLog
 from training.durable.program.metrics import MetricReader
-from training.durable.program.process import ProgramProcess, SharedMemory
+from training.durable.program.process import LeftProcesses, ProgramProcess, SharedMemory
 from training.durable.record.history import History
-from training.durable.record.lease import Lease
-from training.durable.record.metrics import Metrics
+from training.durable.record.metrics import Events, Metrics
 from training.durable.report.receipt import RunResult, interruption_facts
 from training.durable.save.publish import CheckpointPublisher
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import write_whole
 from training.durable.store.local_dataset import sha256_of
-from training.durable.store.protocol import Store
+from training.durable.store.protocol import StoreError
 
 _RUNNING_SECONDS = 5.0
 
@@ -138,6 +137,10 @@ _log = logging.getLogger(__name__)
 _NO_SNAPSHOT_SECONDS = 600.0
 _NEVER_QUIET_SECONDS = 45.0
 _POLL_SECONDS = 0.2
+_LISTEN_SECONDS = 1.0
+# How a program ends in a native library's destructor, and how soon after it has written its model.
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+_LAST_SECONDS = 10.0
 _LOG_SECONDS = 30.0
 
 
@@ -177,11 +180,15 @@ class ProgramWatch:
         self._is_warned = False  # about the missing snapshot
         self._log: ProgramLog | None = None
         self._process: ProgramProcess
+        self._left: LeftProcesses
         self._number = 0  # of the last snapshot
         self._restored = 0, 0  # the number of the snapshot that the program was given, and its step
         self._files: tuple[str, ...] = ()  # of it, if its failures may be their fault
         self._save_seconds = 0.0  # the longest of a snapshot so far
         self._notice: Notice | None = None
+        self._ended_at = math.inf
+        self._is_cut = False  # in the middle of its writing
+        self._is_deaf = False  # not signalled, as it would die of that
 
     def restore(self) -> str:
         """Begin from the newest intact snapshot, or from the start; return its name, or ""."""
@@ -225,7 +232,9 @@ class ProgramWatch:
     def begin(self, process: ProgramProcess) -> None:
         """Begin to watch the program, which has been started."""
         assert self._log is not None
-        self._process = process
+        container, quiet = self._options.container, self._options.program.quiet_seconds
+        folders = (container.checkpoints, container.model, container.output)
+        self._process, self._left = process, LeftProcesses(process, folders, quiet)
         self._mirror.start(process.pid)
         self._log.start()
         self._progress.begin()
@@ -234,7 +243,7 @@ class ProgramWatch:
     def until_end(self) -> None:
         """Return once the program has ended, or its machine is about to."""
         interruption = self._run.supervisor.interruption
-        while self._process.wait(_POLL_SECONDS) is None:
+        while not self._has_ended(_POLL_SECONDS):
             self._look()
             self._warn_without_snapshot()
             if interruption.notice is not None:
@@ -244,13 +253,29 @@ class ProgramWatch:
                 self._run.events.emit("rebalance", unsaved_seconds=self._unsaved())
                 self._mirror.request("rebalance")
         self._progress.stopped()
+        self._ended_at = time.time()
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Wait for the end of all its processes; end those that need not be waited for."""
+        process = self._process
+        if process.wait(seconds) is not None:
+            return True
+        if self._left.are_done():
+            process.close()
+            if self._left.still_write:
+                text = "processes that still wrote minutes after the first had ended were killed"
+                self._warn("left-behind", f"{text}: have the program wait for them")
+                self._is_cut = True
+        elif process.left_code is not None and (tops := process.tops):
+            self._mirror.follow(tops[0])
+        return process.exit_code is not None
 
     def conclude(self) -> RunResult:
         """Save what the program left; return the result of a finished run, else raise an error."""
         exit_code, notice, run = self._process.exit_code, self._notice, self._run
         assert exit_code is not None and self._log is not None
         self._mirror.final(
-            exit_code=exit_code,
+            exit_code=-signal.SIGKILL if self._is_cut else exit_code,
             deadline=None if notice is None else notice.save_by,
             release=notice is not None,
         )
@@ -265,20 +290,42 @@ class ProgramWatch:
             )
             raise InterruptedRunError(notice.cause)
         if exit_code != 0:
-            tail, container = list(self._log.tail), self._options.container
-            reason = failure_reason(container, exit_code, tail)
-            if not (self._progress.has_steps and self._progress.step > self._restored[1]):
-                place = blamed_place(tail, self._files, container)
-                reason += self._mirror.count_failure(place)
-            run.events.emit(
-                "program-failed",
-                "failed",
-                message=reason,
-                exit_code=exit_code,
-                unsaved_seconds=unsaved,
-            )
-            raise AttemptEndedError(reason)
-        return self._result()
+            return self._failed(exit_code, list(self._log.tail), unsaved)
+        return self._result(*self._upload_final(), exit_code)
+
+    def _failed(self, exit_code: int, tail: Sequence[str], unsaved: float) -> RunResult:
+        """Raise the error of a failed attempt; return the result of one that only crashed at exit.
+
+        It wrote its model last; so did the attempt before it, after which nothing was left to save,
+        and crashed alike: a native library's destructor does that.
+        """
+        run, container = self._run, self._options.container
+        sums, size = dict[str, str](), 0
+        with contextlib.suppress(StoreError):  # its own error says more
+            sums, size = self._upload_final()
+        is_crash = (-exit_code if exit_code < 0 else exit_code - 128) in _CRASHES
+        written = [path.stat().st_mtime for path in container.model.rglob("*") if path.is_file()]
+        is_last = max(written, default=0.0) > self._ended_at - _LAST_SECONDS
+        end = {"exit_code": exit_code, "snapshot": self._number, "model": sorted(sums)}
+        before = Events.read(run.store, "program-failed")[-1:]
+        is_again = any(one.get("is_at_end") and end.items() <= one.items() for one in before)
+        if is_crash and is_last and is_again and not self._progress.snapshot:
+            text = "it crashed at its exit again, its model written and nothing left to train"
+            self._warn("crashed-at-exit", f"{text}: the run counts as finished")
+            return self._result(sums, size, exit_code)
+        reason = failure_reason(container, exit_code, tail)
+        if not (self._progress.has_steps and self._progress.step > self._restored[1]):
+            place = blamed_place(tail, self._files, container)
+            reason += self._mirror.count_failure(place)
+        run.events.emit(
+            "program-failed",
+            "failed",
+            message=reason + f"; what it left is below {FINAL_FILES}" * bool(sums),
+            unsaved_seconds=unsaved,
+            is_at_end=is_crash and is_last and self._progress.snapshot > 0,
+            **end,
+        )
+        raise AttemptEndedError(reason)
 
     def close(self) -> None:
         """Stop mirroring; what is being sent is never committed later."""
@@ -294,10 +341,26 @@ class ProgramWatch:
         self._read_metrics()
         return {"step": self._progress.step} if self._progress.has_steps else {}
 
-    def _result(self) -> RunResult:
-        run = self._run
-        sums, size = _upload_final(self._options.container, run.store, run.lease)
+    def _upload_final(self) -> tuple[dict[str, str], int]:
+        """Upload the artifacts; return their checksums by name below final/, and their bytes.
+
+        The lease is renewed before each, so that no stale writer uploads one.
+        """
+        sums, size, left_out = dict[str, str](), 0, list[str]()
+        root = self._options.root
+        for prefix in ("model", "output/data"):
+            for name, path in _files(root / prefix, prefix, (root, root / prefix), left_out):
+                self._run.lease.beat()
+                sums[name] = sha256_of(path)
+                size += path.stat().st_size
+                self._run.store.put_file(f"{FINAL_FILES}{name}", path)
+        if left_out:
+            self._warn("left-out", f"not among the final files: {', '.join(left_out)[:1000]}")
         _log.info("[program] %d final files, %d bytes", len(sums), size)
+        return sums, size
+
+    def _result(self, sums: Mapping[str, str], size: int, exit_code: int) -> RunResult:
+        run = self._run
         if not sums and not self._number:
             _log.warning(
                 "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
@@ -312,7 +375,7 @@ class ProgramWatch:
             stages={WORKLOAD: self._progress.last},
             facts={
                 "program": self._options.program.command,
-                "exit_code": 0,
+                "exit_code": exit_code,
                 "snapshots": max((entry.step for entry in run.lease.head.checkpoints), default=0),
                 **interruption_facts(history),
                 "warnings": self._warnings,
@@ -356,18 +419,29 @@ class ProgramWatch:
     def _answer(self, notice: Notice) -> None:
         """Signal the program, wait for it, and end it when its time is up."""
         self._notice = notice
-        number, why = self._signal_to_send()
+        _write_notice(self._options.notice_file, notice)
+        self._progress.notice()
+        until = self._tell(notice)
+        self._mirror.request("emergency")
+        self._wait_until(until)
+
+    def _tell(self, notice: Notice) -> float:
+        """Signal the program if it would not only die of it; return when its time is up.
+
+        One that is not signalled goes on, mirrored, until just before the last snapshot must begin.
+        """
+        number, pids, why = self._signal_to_send()
         now = time.monotonic()
         until = max(now, notice.last_save_at(self._save_seconds))
         if number is None and notice.cause == "shutdown":
             # Nothing takes the machine away: one more quiet moment, then the end.
             until = min(until, now + self._options.program.quiet_seconds + self._save_seconds)
-        _write_notice(self._options.notice_file, notice)
-        self._progress.notice()
         if number is not None:
             with self._mirror.signalling():
-                self._process.signal(number)
-        name = "none" if number is None else number.name
+                self._process.signal(number, pids)
+        elif self._is_deaf:
+            return until
+        self._is_deaf, name = number is None, "none" if number is None else number.name
         left, own = notice.seconds_left, until - time.monotonic()
         _log.info(
             f"[notice] {left:.1f} s: {f'{name} sent' if number else f'no signal, as {why}'}; the "
@@ -382,31 +456,31 @@ class ProgramWatch:
             snapshot_seconds=round(self._save_seconds, 3),
             signal=name,
         )
-        self._mirror.request("emergency")
-        self._wait_until(until)
+        return until
 
-    def _signal_to_send(self) -> tuple[signal.Signals | None, str]:
-        """Return the signal of a notice, or None and why.
-
-        A program that does not handle it would only die of it. So it goes on, mirrored, until just
-        before the last snapshot must begin, like one that wants no signal.
-        """
+    def _signal_to_send(self) -> tuple[signal.Signals | None, Sequence[int], str]:
+        """Return the signal of a notice and who gets it, or None and why."""
         name = self._options.program.notice_signal
         if name == "none":
-            return None, "the program wants none"
-        number = signal.Signals[name]
-        if self._process.catches(number) is False:
-            return None, f"the program does not handle {name}"
-        return number, ""
+            return None, (), "the program wants none"
+        pids = self._process.takers(number := signal.Signals[name])
+        if pids == []:
+            return None, (), f"the program does not handle {name}"
+        return number, pids or (), ""
 
     def _wait_until(self, until: float) -> None:
         """Wait for the program's end, but not once another machine could take over."""
         extra_time = self._run.supervisor.extra_time
         extra_time.watch_candidates()
+        next_look = 0.0
         while (left := until - time.monotonic()) > 0 and not extra_time.is_lease_wanted:
-            if self._process.wait(min(_POLL_SECONDS, left)) is not None:
+            if self._has_ended(min(_POLL_SECONDS, left)):
                 return
             self._look()
+            if self._is_deaf and self._notice and time.monotonic() >= next_look:
+                # It may install its handler late.
+                next_look, again = time.monotonic() + _LISTEN_SECONDS, self._tell(self._notice)
+                until = until if self._is_deaf else again
         if not extra_time.is_lease_wanted:
             _log.info("[notice] out of time; stopping the program")
 
@@ -459,92 +533,25 @@ def _write_notice(path: Path, notice: Notice) -> None:
     write_whole(path, json.dumps(record).encode())
 
 
-def _upload_final(container: Container, store: Store, lease: Lease) -> tuple[dict[str, str], int]:
-    """Upload the artifacts; return their checksums by name below final/, and their bytes.
-
-    The lease is renewed before each, so that no stale writer uploads one.
-    """
-    sums, size = {}, 0
-    folders = {"model": container.model, "output/data": container.output / "data"}
-    for name, path in sorted(_files(folders)):
-        lease.beat()
-        sums[name] = sha256_of(path)
-        size += path.stat().st_size
-        store.put_file(f"{FINAL_FILES}{name}", path)
-    return sums, size
-
-
 def _digest_of_model(sums: Mapping[str, str]) -> str | None:
     """One checksum of all names and contents in model/; None if it is empty."""
     model = {name: one for name, one in sums.items() if name.startswith("model/")}
     return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest() if model else None
 
 
-def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
-    for prefix, folder in folders.items():
-        for below, _, names in os.walk(folder):
-            for path in (Path(below, name) for name in names):
-                if path.is_file():
-                    # Neither keys nor reports can hold a name that is not text.
-                    name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
-                    yield f"{prefix}/{name}", path
-
-
-_REASON_BYTES = 1024  # as SageMaker reads output/failure
-_TRACEBACK = "Traceback (most recent call last)"
-# Its file, line, function and code; torchrun prefixes lines with a rank.
-_FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*)')
-_PATH = re.compile(r"[\w./-]+\w")
-# What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
-# what is found then.
-_READING = re.compile(
-    r"(?<!down)(?<!up)load(?!er)|(?<![a-z])read(?!y)|restore|resum|pickl|exists\(|is_?file\(|h5py|"
-    r"memmap|malformed|corrupt|\btorn\b",
-    re.I,
-)
-# The machine's errors, or those of another one; not parameters such as `network.0.weight`.
-_ELSEWHERE = re.compile(
-    r"(connect|network|memory|cuda|cudnn|nccl|permission)(?!\w*[._]\w)|timed? ?out|https?:|"
-    r"no space|writer failed|input/output|read-only|too many open|quota",
-    re.I,
-)
-_CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
-# It reports that a process that it started has failed: torchrun, accelerate.
-_LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
-
-
-def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
-    """Return where the last traceback was reading the snapshot of these files; "" if it was not.
-
-    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU is
-    no fault of its files.
-
-    One whose error names a file of it has the same place as any other that does.
-    """
-    tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
-    last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
-    message, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
-    is_input = str(container.root / "input") in last
-    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(message):
-        return ""
-    names = {path.rpartition("/")[2] for path in _PATH.findall(message)}
-    is_named = any("." in (name := Path(path).name) and name in names for path in files)
-    if is_named or f"{container.checkpoints}/" in message:
-        return "a file of it is named"
-    if not _READING.search(_FRAME.sub(r"\3", last)):
-        return ""
-    return " ".join(f"{Path(name).name}:{line}" for name, line, _ in _FRAME.findall(last))
-
-
-def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:
-    """Return why the program failed, in one line: from output/failure, else its last line."""
-    ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-    text = last_line = tail[-1] if tail else ""
-    try:
-        with (container.output / "failure").open("rb") as stream:
-            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
-    except OSError:
-        pass
-    hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
-    reason = " ".join(text.split())[:_REASON_BYTES]
-    return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")
+def _files(
+    folder: Path, prefix: str, own: Sequence[Path], left_out: list[str], above: Sequence[str] = ()
+) -> Iterator[tuple[str, Path]]:
+    """Yield what is in a folder, with its name; links to folders are followed within the run's."""
+    above = [*above, os.path.realpath(folder)]
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        # Neither keys nor reports can hold a name that is not text.
+        name = f"{prefix}/{os.fsencode(path.name).decode(errors='backslashreplace')}"
+        real = Path(os.path.realpath(path))
+        is_ours = any(real.is_relative_to(os.path.realpath(one)) for one in own)
+        if path.is_dir() and is_ours and str(real) not in above:
+            yield from _files(path, name, own, left_out, above)
+        elif path.is_file():
+            yield name, path
+        else:
+            left_out.append(f"{name} (a link to {real})" if path.is_symlink() else name)

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from contract.keys import LOGS
 from tests.training.runs import KeptRun, wait_for
 from training.cli.main import main
+from training.durable.program.process import ProgramProcess
 from training.durable.record.head import Head
 from training.durable.record.history import History
 
@@ -145,3 +148,15 @@ def is_running(word: str) -> bool:
         except OSError:
             continue
     return False
+
+
+@contextmanager
+def started(*words: str, folder: Path = ROOT) -> Iterator[ProgramProcess]:
+    with Path(os.devnull).open("wb") as output:
+        process = ProgramProcess(
+            words, folder=folder, variables=dict(os.environ), output=output.fileno()
+        )
+    try:
+        yield process
+    finally:
+        process.close()

@@ -7,7 +7,7 @@ import pytest
 from tests.training.durable.program.programs import ProgramRun
 from training.cli.main import main
 from training.durable.program.container import Container
-from training.durable.program.watch import blamed_place
+from training.durable.program.failure import blamed_place
 
 FILES = ["state.json", "checkpoint-5/model.pt", "latest"]
 TRAIN = '  File "/opt/ml/code/train.py", line {}, in {}\n    {}\n'

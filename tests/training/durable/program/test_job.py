@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from contract.errors import UserError
 from tests.training.durable.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
 from tests.training.runs import wait_for
 from training.cli.main import main
 from training.durable.attempt.supervisor import Watchdog
-from training.durable.program import watch
+from training.durable.program.container import Container
 from training.durable.program.job import _fingerprint
+from training.durable.program.watch import ProgramWatch
 from training.durable.save.snapshots.mirror import Mirror
 from training.program import commit
 
@@ -76,13 +78,43 @@ def test_names_that_are_no_text_are_kept_in_words_and_a_link_to_nothing_is_no_da
     assert run.store.get("report.html") is not None
 
 
-def test_an_index_that_a_program_writes_beside_its_data_is_no_data(tmp_path: Path) -> None:
-    (tmp_path / "image.jpg").write_text("1")
-    before = _fingerprint(tmp_path)
-    (tmp_path / "labels.cache").write_text("index")
-    assert _fingerprint(tmp_path) == before
-    (tmp_path / "another.jpg").write_text("1")
-    assert _fingerprint(tmp_path) != before
+@pytest.mark.parametrize("is_covered", [True, False])
+def test_a_program_may_write_beside_its_data_and_changes_none_of_it(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch, is_covered: bool
+) -> None:
+    """Where there is no view of the data, what it adds to the folder makes no difference."""
+    run.write(
+        """
+        import os
+        data = os.environ["SM_CHANNEL_TRAINING"]
+        for name in ("labels.cache", "cache-1.arrow", "a.jpg"):
+            with open(data + "/" + name, "a") as file:
+                file.write("more" * (name != "a.jpg" or IS_COVERED))
+        print(sorted(os.listdir(data)), open(data + "/a.jpg").read())
+    """.replace("IS_COVERED", str(is_covered))
+    )
+    if not is_covered:
+        monkeypatch.setattr(Container, "view", lambda *_: ())
+    data = run.folder / "da:ta, 1"
+    data.mkdir()
+    (data / "a.jpg").write_text("a")
+    before = {path.name for path in data.iterdir()}
+    added = set() if is_covered else {"labels.cache", "cache-1.arrow"}
+    assert run.attempt(f"--dataset-uri={data}") == 0
+    assert {path.name for path in data.iterdir()} == before | added
+    assert (data / "a.jpg").read_text() == "a"
+    said = "['a.jpg', 'cache-1.arrow', 'labels.cache'] a" + "more" * is_covered
+    assert run.log(1).strip() == said
+    fingerprint = run.json("config.json")["dataset"]
+    assert _fingerprint(data, run.store) == fingerprint
+    (data / "a.jpg").write_text("another")
+    with pytest.raises(UserError, match=r"lacks 'a\.jpg 1'"):
+        _fingerprint(data, run.store)
+
+
+def test_a_folder_that_holds_the_run_itself_is_not_covered(tmp_path: Path) -> None:
+    """Else what is written to the checkpoint folder would not be found there."""
+    assert not Container(root=tmp_path / "ml").view(tmp_path)
 
 
 def test_a_program_that_left_nothing_where_it_is_kept_is_named(
@@ -269,13 +301,13 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
 ) -> None:
     hangs: list[str] = []
     monkeypatch.setattr("training.durable.attempt.supervisor._LastResort.fail", hangs.append)
-    real = watch._upload_final
+    real = ProgramWatch._upload_final
 
-    def slow(*what: Any) -> tuple[dict[str, str], int]:
+    def slow(self: ProgramWatch) -> tuple[dict[str, str], int]:
         time.sleep(4)
-        return real(*what)
+        return real(self)
 
-    monkeypatch.setattr(watch, "_upload_final", slow)
+    monkeypatch.setattr(ProgramWatch, "_upload_final", slow)
     assert run.attempt("--watchdog-seconds=3") == 0
     assert not hangs
 

@@ -140,6 +140,23 @@ def test_a_program_that_cannot_be_told_goes_on_until_the_last_snapshot(
     assert max(run.history.steps["step"]) > at_notice
 
 
+def test_a_handler_that_is_installed_after_the_notice_is_called(run: ProgramRun) -> None:
+    run.options = ["--notice-budget-seconds=60"]
+    late = "while not Path(os.environ['TRAINING_NOTICE_FILE']).exists(): time.sleep(0.1)"
+    text = SAVES_WHEN_TOLD.replace("EXIT", "0").replace("SIGNAL", "SIGTERM")
+    install = "signal.signal(signal.SIGTERM, save)"
+    begins_first = 'print(f"begins after {step}", flush=True)'
+    text = text.replace(begins_first, "").replace(
+        install, f"{begins_first}\n    {late}\n    time.sleep(1.5)\n    {install}"
+    )
+    run.write(text)
+    said = interrupted(run)
+    assert "no signal, as the program does not handle SIGTERM" in said
+    assert [event["signal"] for event in run.events("notice")] == ["none", "SIGTERM"]
+    (ended,) = run.events("program-ended")
+    assert (ended["exit_code"], ended["unsaved_seconds"] < 3) == (0, True)
+
+
 def test_a_shutdown_waits_for_one_quiet_moment_only(run: ProgramRun) -> None:
     run.options += [*ENDLESS, COMMITS]
     interrupted(run, signal.SIGTERM, is_saved=True)

@@ -4,32 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from contract.errors import UserError
-from tests.training.durable.program.programs import ROOT, is_running
+from tests.training.durable.program.programs import ROOT, is_running, started
 from tests.training.runs import wait_for
 from training.durable.program.process import ProgramProcess, resolve_command
 
 
-@contextmanager
-def started(*words: str, folder: Path = ROOT) -> Iterator[ProgramProcess]:
-    with Path(os.devnull).open("wb") as output:
-        process = ProgramProcess(
-            words, folder=folder, variables=dict(os.environ), output=output.fileno()
-        )
-    try:
-        yield process
-    finally:
-        process.close()
-
-
 def end_of(process: ProgramProcess) -> int:
     code = process.wait(60)
+    code = process.left_code if code is None else code
     assert code is not None
     return code
 
@@ -41,7 +28,8 @@ def test_what_a_program_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
         wait_for(lambda: is_running("4711"))
         (tmp_path / "ends").touch()
         assert end_of(process) == 0
-        assert not is_running("4711")
+    assert process.exit_code == 0
+    assert not is_running("4711")
 
 
 def test_a_keeper_that_is_killed_before_it_reads_a_signal_is_an_end() -> None:
@@ -90,7 +78,7 @@ def test_a_signal_goes_to_the_first_process_alone() -> None:
     # As from docker stop: torchrun and its like pass it on as they see fit.
     script = "sleep 0.4 & trap 'wait; exit 5' USR1; while :; do sleep 0.02; done"
     with started("bash", "-c", script) as process:
-        wait_for(lambda: bool(process.catches(signal.SIGUSR1)))
+        wait_for(lambda: bool(process.takers(signal.SIGUSR1)))
         process.signal(signal.SIGUSR1)
         assert end_of(process) == 5
 
@@ -109,8 +97,8 @@ def test_a_signal_is_sent_when_that_returns() -> None:
 
 def test_it_is_known_whether_a_program_handles_a_signal() -> None:
     with started("bash", "-c", "trap '' TERM; echo; sleep 60") as process:
-        wait_for(lambda: bool(process.catches(signal.SIGTERM)))
-        assert process.catches(signal.SIGUSR2) is False
+        wait_for(lambda: bool(process.takers(signal.SIGTERM)))
+        assert process.takers(signal.SIGUSR2) == []
 
 
 @pytest.mark.parametrize(

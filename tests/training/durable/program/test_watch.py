@@ -1,10 +1,12 @@
 """What a program's receipt says of what it left."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
 from tests.training.durable.program.programs import ProgramRun
+from training.durable.program import process
 
 
 def test_without_a_model_the_receipt_has_the_checkpoint_folder_and_no_weights(
@@ -26,3 +28,103 @@ def test_without_a_model_the_receipt_has_the_checkpoint_folder_and_no_weights(
     assert receipt["checkpoint_files"].keys() == {"checkpoints/last.pt", "checkpoints/caf\\xe9"}
     assert receipt["checkpoint_files"]["checkpoints/last.pt"] == last
     assert "finished: no steps, weights none" in "".join(capfd.readouterr())
+
+
+# Writes its model piece by piece, in a process that outlives the first.
+_WRITER = """
+    import os, sys, time
+    with open(os.environ["SM_MODEL_DIR"] + "/model.bin", "wb") as model:
+        for _ in range(PIECES):
+            model.write(bytes(1000))
+            model.flush()
+            time.sleep(0.1)
+    sys.exit(CODE)
+"""
+
+
+def _written(run: ProgramRun, pieces: int, code: int = 0) -> None:
+    run.write(_WRITER.replace("PIECES", str(pieces)).replace("CODE", str(code)), "writer.py")
+    run.write("nohup python writer.py > writer.log 2>&1 &", "run.sh")
+
+
+@pytest.mark.parametrize("command", ["bash run.sh", "bash -c 'setsid python writer.py & exit 3'"])
+def test_what_outlives_the_first_process_is_waited_for_while_it_writes(
+    run: ProgramRun, command: str
+) -> None:
+    _written(run, pieces=25)
+    assert run.attempt(command=command) == int("exit 3" in command)
+    assert run.store.sizes("final/") == {"final/model/model.bin": 25_000}
+
+
+def test_a_program_in_the_background_that_fails_has_not_finished(run: ProgramRun) -> None:
+    _written(run, pieces=10, code=7)
+    assert run.attempt(command="bash run.sh") == 1
+    assert run.events("program-failed")[0]["exit_code"] == 7
+
+
+def test_what_never_stops_writing_is_ended_and_named(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_LEFT_SECONDS", 2.0)
+    monkeypatch.setattr(process, "_BACKGROUND_SECONDS", 0.0)
+    _written(run, pieces=10_000)
+    assert run.attempt(command="bash run.sh") == 0
+    assert "still wrote minutes after" in run.json("receipt.json")["warnings"][0]
+
+
+_CRASHES = """
+    import os, sys, time
+    checkpoint = os.environ["SM_CHECKPOINT_DIR"] + "/last"
+    if not os.path.exists(checkpoint):
+        open(checkpoint + ".part", "w").write("last")
+        os.replace(checkpoint + ".part", checkpoint)
+        time.sleep(2)
+    open(os.environ["SM_MODEL_DIR"] + "/model.bin", "w").write("model")
+    END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "codes"),
+    [("os.kill(os.getpid(), 11)", [1, 0]), ("os._exit(134)", [1, 0]), ("sys.exit(1)", [1, 1, 1])],
+)
+def test_a_crash_after_the_model_was_saved_is_an_end_once_nothing_is_left_to_do(
+    run: ProgramRun, end: str, codes: list[int]
+) -> None:
+    run.write(_CRASHES.replace("END", end))
+    assert [run.attempt() for _ in codes] == codes
+    assert run.store.sizes("final/") == {"final/model/model.bin": 5}
+    if not codes[-1]:
+        assert "crashed at its exit" in run.json("receipt.json")["warnings"][0]
+
+
+def test_a_crash_before_there_is_a_checkpoint_is_never_an_end(run: ProgramRun) -> None:
+    crash = _CRASHES.replace("if not", "if 0 and not").replace("END", "os.kill(os.getpid(), 11)")
+    run.write(crash)
+    assert [run.attempt() for _ in range(3)] == [1, 1, 1]
+
+
+def test_links_of_the_model_are_followed_or_named(run: ProgramRun, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "file").write_text("outside")
+    run.write(f"""
+        import os
+        checkpoints, model = os.environ["SM_CHECKPOINT_DIR"], os.environ["SM_MODEL_DIR"]
+        os.makedirs(checkpoints + "/step-9")
+        open(checkpoints + "/step-9/weights", "w").write("weights")
+        os.symlink(checkpoints + "/step-9", model + "/best")
+        os.symlink(model, model + "/round")
+        os.symlink("/nowhere", model + "/nothing")
+        os.symlink("{outside}/folder", model + "/folder")
+        os.symlink("{outside}/file", model + "/file")
+    """)
+    assert run.attempt() == 0
+    assert run.store.sizes("final/") == {"final/model/best/weights": 7, "final/model/file": 7}
+    (warning,) = run.json("receipt.json")["warnings"]
+    for name in (
+        "model/nothing (a link to /nowhere)",
+        f"model/folder (a link to {outside}",
+        "round",
+    ):
+        assert name in warning

@@ -155,6 +155,11 @@ class Mirror:
         self._program = program
         self._watcher.start(program)
 
+    def follow(self, program: int) -> None:
+        """Go on for a process that the program's first one has left, as if it were the first."""
+        self._program = program
+        self._watcher.follow(program)
+
     @contextmanager
     def signalling(self) -> Iterator[None]:
         """Signal the program inside this context: it is stopped to see if it is in a save."""

@@ -33,21 +33,36 @@ def living_below(root: int) -> set[int]:
 
 def _from_the_top(root: int) -> list[int]:
     """Return the same, parents before their children."""
-    children: dict[int, list[int]] = {}
+    below, found = children(), list[int]()
+    pending = [root] if below else []
+    while pending:
+        process = pending.pop()
+        found.append(process)
+        pending += below.get(process, [])
+    return found
+
+
+def children() -> dict[int, list[int]]:
+    """Return all processes that are alive, by their parents."""
+    found: dict[int, list[int]] = {}
     with suppress(OSError), os.scandir(_PROC) as entries:
         for entry in entries:
             if entry.name.isdigit():
                 with suppress(OSError):  # it has ended
                     state, parent, *_, flags = _about(entry.path)[:7]
                     if state not in b"ZX" and not int(flags) & _EXITING:
-                        children.setdefault(int(parent), []).append(int(entry.name))
-    found: list[int] = []
-    pending = [root] if children else []
-    while pending:
-        process = pending.pop()
-        found.append(process)
-        pending += children.get(process, [])
+                        found.setdefault(int(parent), []).append(int(entry.name))
     return found
+
+
+def cpu_seconds(roots: Collection[int]) -> float:
+    """Return the CPU time of these processes and all that live below them."""
+    ticks = 0
+    for process in (one for root in roots for one in living_below(root)):
+        with suppress(OSError):  # it has ended
+            stat = (_PROC / str(process) / "stat").read_bytes().rpartition(b")")[2].split()
+            ticks += int(stat[11]) + int(stat[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

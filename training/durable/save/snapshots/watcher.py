@@ -84,6 +84,7 @@ class Watcher:
         self.growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
         self._is_tentative = False  # the last capture
         self._was_saving = False  # when it was signalled, and that save has not ended since
+        self._told: tuple[Listing, str | None]  # the folder, and an open file, at that moment
         # A file that was open for writing in a quiet time, and when that time began.
         self._held: tuple[str | None, float] = None, 0.0
         self._patience = 1.0  # doubled after each failed stop
@@ -95,10 +96,14 @@ class Watcher:
 
     def start(self, program: int | None = None) -> None:
         """Watch from now on, as long as that process lives; `last_moment` handles its end."""
-        self._quiet.program = program
+        self.follow(program)
         self.growing.saved_ns = time.time_ns()
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
+
+    def follow(self, program: int | None) -> None:
+        """Watch what this process writes, until it has died."""
+        self._quiet.program = program
 
     def stop(self, seconds: float | None = None) -> None:
         """Stop watching; wait up to `seconds` for a capture under way."""
@@ -118,6 +123,7 @@ class Watcher:
         seconds, held = self._quiet.seconds_until_now(listing), held_open(listing)
         is_open = held is not None and not self._stays_open(held)
         self._was_saving = is_open or seconds < self._sure_seconds
+        self._told = listing, held
 
     def last_moment(self, exit_code: int, *, after_notice: bool) -> Moment:
         """Return when the folder of an ended program may be captured; SnapshotError if never.
@@ -139,15 +145,26 @@ class Watcher:
         if self._habit.is_part(listing):
             raise SnapshotError("the program ended in the middle of a save")
         if after_notice and 0 <= exit_code != _KILLED:
-            if self._was_saving:
+            if self._was_saving and not self._has_replaced(listing):
                 raise SnapshotError("it was signalled in the middle of a save")
             return self._moment(is_tentative=True)
-        seconds = self._quiet.seconds_until_now(listing)
-        if seconds < self._wanted_seconds:
-            raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
-        if (path := self._quiet.held_open) is not None:
-            raise SnapshotError(f"{path} was open for writing when the program died")
-        return self._moment(quiet=self._quiet.listing)
+        seconds, held = self._quiet.seconds_until_now(listing), self._quiet.held_open
+        if seconds >= self._wanted_seconds and held is None:
+            return self._moment(quiet=self._quiet.listing)
+        # A save that was over is newer than the last snapshot, even if it may be one of two parts.
+        if self._replacing.is_habit or (seconds >= self._sure_seconds and held is None):
+            return self._moment(is_tentative=True)
+        if seconds >= self._sure_seconds:
+            raise SnapshotError(f"{held} was open for writing when the program died")
+        raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
+
+    def _has_replaced(self, listing: Listing) -> bool:
+        """Whether all that it was saving when it was signalled has been replaced as a whole."""
+        told, held = self._told
+        since_ns = told.written_ns - int(self._sure_seconds * 1e9)
+        files = told.files.items()
+        saving = [(p, f) for p, f in files if f.mtime_ns >= since_ns or repr(p) == held]
+        return all(p in listing.files and f.file != listing.files[p].file for p, f in saving)
 
     def is_captured(self) -> bool:
         """Whether the folder is unchanged since the last capture."""

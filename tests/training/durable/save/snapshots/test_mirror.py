@@ -12,6 +12,7 @@ import pytest
 
 from contract.keys import blob_of
 from tests.training.durable.save.scene import (
+    Machine,
     NewMachine,
     entries,
     tree,
@@ -178,6 +179,47 @@ def test_a_folder_in_motion_is_taken_if_the_program_ended_well_or_was_told_to(
     machine.write({"model.pt": b"maybe half"})
     assert machine.end(exit_code) is is_taken
     assert (machine.mirror.last is not None) is is_taken
+
+
+def save_by_rename(machine: Machine, content: bytes) -> None:
+    machine.write({"model.part": content})
+    (machine.folder / "model.part").rename(machine.folder / "model.pt")
+
+
+@pytest.mark.parametrize("exit_code", [1, -11])
+@pytest.mark.parametrize("has_paused", [False, True])
+def test_what_was_saved_before_an_end_of_another_kind_is_not_lost(
+    new_machine: NewMachine, store: Store, exit_code: int, has_paused: bool
+) -> None:
+    """A save by rename is whole at once; any other after a pause, with nothing open."""
+    machine = new_machine("first", quiet_seconds=10)
+    quiet, path = machine.mirror._watcher._quiet, machine.folder / "model.pt"
+    machine.mirror.start()
+
+    def is_seen() -> bool:
+        files = quiet.listing.files if quiet.listing else {}
+        is_there = "model.pt" in files and files["model.pt"].inode == path.stat().st_ino
+        return is_there and (quiet.held_open is None or not has_paused)
+
+    for number in range(1 if has_paused else 2):
+        save_by_rename(machine, b"%d" % number)
+        wait_until(is_seen, machine.mirror)
+    assert machine.end(exit_code)
+    assert entries(store)[-1].is_tentative
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_program_that_is_told_in_mid_save_may_replace_what_it_was_writing(
+    new_machine: NewMachine, store: Store, replaces: bool
+) -> None:
+    machine = new_machine("first", quiet_seconds=5)
+    machine.mirror.start()
+    machine.write({"model.pt": b"maybe half"})
+    with machine.mirror.signalling():
+        machine.mirror.request("emergency")
+    if replaces:
+        save_by_rename(machine, b"whole")
+    assert machine.end(0) is replaces
 
 
 def test_a_notice_shortens_the_quiet_time(new_machine: NewMachine, store: Store) -> None:

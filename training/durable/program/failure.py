@@ -1,0 +1,66 @@
+"""Why a program has failed, and whether reading its snapshot is to blame. Imports no torch."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from training.durable.program.container import Container
+
+_REASON_BYTES = 1024  # as SageMaker reads output/failure
+_TRACEBACK = "Traceback (most recent call last)"
+# Its file, line, function and code; torchrun prefixes lines with a rank.
+_FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*)')
+_PATH = re.compile(r"[\w./-]+\w")
+# What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
+# what is found then.
+_READING = re.compile(
+    r"(?<!down)(?<!up)load(?!er)|(?<![a-z])read(?!y)|restore|resum|pickl|exists\(|is_?file\(|h5py|"
+    r"memmap|malformed|corrupt|\btorn\b",
+    re.I,
+)
+# The machine's errors, or those of another one; not parameters such as `network.0.weight`.
+_ELSEWHERE = re.compile(
+    r"(connect|network|memory|cuda|cudnn|nccl|permission)(?!\w*[._]\w)|timed? ?out|https?:|"
+    r"no space|writer failed|input/output|read-only|too many open|quota",
+    re.I,
+)
+_CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
+# It reports that a process that it started has failed: torchrun, accelerate.
+_LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
+
+
+def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
+    """Return where the last traceback was reading the snapshot of these files; "" if it was not.
+
+    Only that counts against a snapshot: a service that is down, a full disk or a faulty GPU is
+    no fault of its files.
+
+    One whose error names a file of it has the same place as any other that does.
+    """
+    tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
+    last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
+    message, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
+    is_input = str(container.root / "input") in last
+    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(message):
+        return ""
+    names = {path.rpartition("/")[2] for path in _PATH.findall(message)}
+    is_named = any("." in (name := Path(path).name) and name in names for path in files)
+    if is_named or f"{container.checkpoints}/" in message:
+        return "a file of it is named"
+    if not _READING.search(_FRAME.sub(r"\3", last)):
+        return ""
+    return " ".join(f"{Path(name).name}:{line}" for name, line, _ in _FRAME.findall(last))
+
+
+def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:
+    """Return why the program failed, in one line: from output/failure, else its last line."""
+    ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+    text = last_line = tail[-1] if tail else ""
+    try:
+        with (container.output / "failure").open("rb") as stream:
+            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
+    except OSError:
+        pass
+    hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
+    reason = " ".join(text.split())[:_REASON_BYTES]
+    return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")
