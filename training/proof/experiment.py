@@ -159,7 +159,6 @@ class ProgramRun:
     interruptions: Sequence[Mapping[str, Any]]
     seconds: float
     num_snapshots: int
-    snapshot_seconds: float | None = None  # until the first taken while the program ran
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

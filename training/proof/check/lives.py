@@ -58,7 +58,9 @@ class Account:
     redone: list[int] = field(default_factory=list)  # steps done again, by kill
     lost_saves: list[float] = field(default_factory=list)  # the part that a finished save had held
     final: str | None = None
+    lives: list[int] = field(default_factory=list)  # how many had been lived, by kill
     ids: dict[int, Sequence[Any]] = field(default_factory=dict)  # by step, as they finally counted
+    _num_lives: int = 0
     _clock: float = 0.0
     _done: dict[int, float] = field(default_factory=dict)
     _saved: dict[int, float] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Account:
                 self.final = one["final"]
         if reports:
             self._clock += reports[-1]["at"] - began
-        self._is_killed = True
+        self._is_killed, self._num_lives = True, self._num_lives + 1
 
     def samples(self, reference: "Account") -> tuple[int, int]:
         """Return how many samples were trained on more often and less often than uninterrupted."""
@@ -106,6 +108,7 @@ class Account:
         kept = max((at for done, at in self._saved.items() if done <= step), default=0.0)
         self.lost.append(max(0.0, self._clock - last))
         voided = [at for done, at in self._saved.items() if done > step]
+        self.lives.append(self._num_lives)
         self.redone.append(sum(done > step for done in self._done))
         self.lost_saves.append(max(voided, default=0.0) - max(last, kept) if voided else 0.0)
         self._clock = last
@@ -145,16 +148,19 @@ class Lives:
     trainer: str = "training"  # the module to run
     alone: Sequence[str] = ()  # the program's own command: it runs without our trainer
     environment: dict[str, str] = field(default_factory=lambda: {**os.environ})
+    machine: Path = Path()  # all lives' disk; default: in the folder
     number: int = 0  # of the current life
     first: str = '"step"'  # in its log, once it has begun to train
     # What a life reports, from its log; by default, the program's own JSON lines.
     reporter: Callable[[Path], Sequence[Report]] | None = None
     limit_seconds: float = 300.0  # after which a life that does not end or begin is killed
+    wait_seconds: float = 0.0  # the most from a life's first step until a kill is looked for
     say: Callable[[str], None] = lambda line: None
     ended: list[float] = field(default_factory=list)  # unix seconds of each life's end
 
     def __post_init__(self) -> None:
         self.run_uri = self.run_uri or str(self.folder / "run")
+        self.machine = self.folder / "machine" if self.machine == Path() else self.machine
 
     @property
     def log(self) -> Path:
@@ -164,7 +170,7 @@ class Lives:
     @property
     def checkpoints(self) -> Path:
         """The folder to which the program saves."""
-        return self.folder / ("disk" if self.alone else "machine/ml") / "checkpoints"
+        return (self.folder / "disk" if self.alone else self.machine / "ml") / "checkpoints"
 
     def reports(self) -> Sequence[Report]:
         """Return what the program reports in the current life."""
@@ -176,8 +182,9 @@ class Lives:
         Return the exit code, or minus the signal's number.
         """
         self.number += 1
-        machine = self.folder / "machine"
+        machine = self.machine
         machine.mkdir(parents=True)
+        self.folder.mkdir(exist_ok=True)
         with self.log.open("wb") as output:
             process = subprocess.Popen(
                 self.alone or self._command(machine, options),
@@ -235,7 +242,10 @@ class Lives:
             code = self.live(end=end if is_hit else None, limit=self.limit_seconds)
             reports, name = self.reports(), f"{self.log} ({answer})"
             run.live(reports, name)
-            is_trained = self.first in self.log.read_text(errors="replace")
+            is_trained = any("step" in one for one in reports) or (
+                code not in (Exit.FAILED, Exit.USER)
+                and self.first in self.log.read_text(errors="replace")
+            )
             run.kills += is_hit and is_trained and run.final is None
             self.say(f"  {how if is_hit else 'end'} of machine {self.number}: exit code {code}")
             # After anything else, such as an unreadable store, another machine continues.
@@ -278,7 +288,8 @@ class _Moment:
         self._after = rng.uniform(0.0, _SAVE_SECONDS if self._is_in_save else span)
         # A program that saves late or never is hit all the same.
         self._latest = rng.uniform(span, 2 * span)
-        self._due = float("inf")
+        self._wait = rng.uniform(0.0, lives.wait_seconds) if lives.wait_seconds else 0.0
+        self._due = self._from = float("inf")
         self._is_met = self._has_stepped = False
 
     def is_due(self) -> bool:
@@ -287,8 +298,10 @@ class _Moment:
         if not self._has_stepped or (self._is_in_save and self._lives.reporter is None):
             text = self._lives.log.read_text(errors="replace")
         if not self._has_stepped and self._lives.first in text:
-            self._has_stepped, self._due = True, now + self._latest
-        if self._has_stepped and not self._is_met and (not self._is_in_save or self._saves(text)):
+            self._has_stepped, self._from = True, now + self._wait
+            self._due = self._from + self._latest
+        is_waiting = not self._is_met and now >= self._from
+        if is_waiting and (not self._is_in_save or self._saves(text)):
             self._is_met, self._due = True, min(self._due, now + self._after)
         return now >= self._due
 

@@ -21,7 +21,6 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-import training
 from contract.certificate import Certificate
 from contract.errors import Exit, UserError
 from contract.keys import RECEIPT
@@ -32,6 +31,8 @@ from training.proof.experiment import Difference, ProgramRun, difference, losses
 from training.proof.injector import StatusFile
 
 _FAULT_RATE = 0.04  # the share of the store's answers
+# An interruption is looked for up to this share of the run after a start, and then for so long.
+_LATEST, _SPAN = 0.8, 10.0
 # How often as long as the uninterrupted run an attempt may take.
 _MOST_TIMES, _LEAST_SECONDS = 5, 300.0
 _OVER = re.compile(r"^\[program\] [0-9]+ final files", re.MULTILINE)
@@ -41,8 +42,11 @@ _OWN_LINE = re.compile(
 )
 # So few steps or lines show nothing; of the lines from where a life goes on, so many must follow.
 _FEW, _CONTIGUOUS = 3, 0.8
-# What a bound has more than the longest time that was seen; twice that is another cause.
+# What a bound has more than the longest time that was seen.
 _MARGIN = 1.25
+# How much more than its snapshot's age a restart may seem to lose: or a quarter of the run, as what
+# was written last may be a status file, beside a checkpoint.
+_SLACK_SECONDS = 3.0
 _WORDS: Mapping[ExitKind, str] = {"kill": "kills", "notice": "notices", "shutdown": "SIGTERMs"}
 # Each rule of when a snapshot is taken: the habit that it is for, and the rule.
 _RULES = {
@@ -60,7 +64,7 @@ _OF_RUN = (
 )
 
 
-class Course:
+class _Course:
     """What a program shows of where it is: its steps, or else lines that it prints once."""
 
     def __init__(self, log: Path) -> None:
@@ -113,8 +117,10 @@ class _ProgramRun:
 
     def __init__(self, options: argparse.Namespace, folder: Path, **lives: Any) -> None:
         given = [*_given(options), f"--notice-budget-seconds={Lives.NOTICE_SECONDS}"]
-        self.lives = Lives(folder=folder, options=given, first=_STARTED, **lives)
-        self.store = open_store(self.lives.run_uri)
+        # All runs have the same paths, as what a program saves may contain them.
+        machine = folder.with_name("machine")
+        self.lives = Lives(folder=folder, options=given, first=_STARTED, machine=machine, **lives)
+        self.store, self.faults = open_store(self.lives.run_uri), folder / "faults"
 
     def finish(self) -> ProgramRun:
         """Run it to its end."""
@@ -126,23 +132,13 @@ class _ProgramRun:
     def killed(self, hows: Sequence[ExitKind], rng: random.Random, span: float) -> Account:
         """Run it to its end on a store with faults, with these interruptions."""
         self.lives.trainer = "training.proof.check.faulty_folder"
-        variables = {"FAULTS": str(self._faults), "FAULT_RATE": str(_FAULT_RATE)}
-        self.lives.environment |= variables
+        self.lives.environment |= {"FAULTS": str(self.faults), "FAULT_RATE": str(_FAULT_RATE)}
         account = self.lives.killed(*hows, answers=[""] * len(hows), rng=rng, span=span)
         if account.never_back:
             self._fail(account.never_back[0].rpartition(" ")[2], "after an interruption")
         self.lives.trainer = "training"  # reading all of a run's history would meet a fault
         self.finish()
         return account
-
-    @property
-    def _faults(self) -> Path:
-        return self.lives.folder / "faults"
-
-    @property
-    def num_faults(self) -> int:
-        """Faults of the store so far."""
-        return StatusFile(self._faults).num_faults
 
     def result(self) -> ProgramRun:
         """Return what the finished run has left."""
@@ -157,19 +153,25 @@ class _ProgramRun:
             num_snapshots=receipt["snapshots"],
         )
 
-    def commits(self) -> list[dict[str, Any]]:
-        """Return its snapshots' events."""
-        return Events.read(self.store, "committed")
-
-    def exposures(self) -> Iterator[float]:
-        """Yield the seconds of each life in which there was no snapshot of the work."""
+    def exposures(self) -> Iterator[tuple[int, float]]:
+        """Yield each life's times without a snapshot of the work, its last one last, in seconds."""
+        commits = Events.read(self.store, "committed")
         for began in Events.read(self.store, "take-over"):
             safe, writer = _unix(began), began["instance_id"]
-            for event in self.commits():
+            number = int(writer.rpartition("-")[2])
+            for event in commits:
                 if event["instance_id"] == writer:
-                    yield _unix(event) - safe
+                    yield number, _unix(event) - safe
                     safe = max(safe, event["written_at"])
-            yield self.lives.ended[int(writer.rpartition("-")[2]) - 1] - safe
+            yield number, self.lives.ended[number - 1] - safe
+
+    def ages(self, account: Account) -> Iterator[float]:
+        """Yield for each loss of the account how old its newest snapshot was, in seconds."""
+        last, before = dict(self.exposures()), 0
+        for until in account.lives:
+            # A life that showed nothing is lost with the next.
+            yield sum(last.get(number, 0.0) for number in range(before + 1, until + 1))
+            before = until
 
     def _fail(self, code: object, when: str) -> NoReturn:
         lines = self.lives.log.read_text(errors="replace").splitlines()
@@ -194,24 +196,52 @@ def _given(options: argparse.Namespace) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
+class _Findings:
     """What an uninterrupted run, another one, and those with interruptions have shown."""
 
     whole: ProgramRun
     own: Difference  # of the first two
-    found: Difference  # of an interrupted one
+    interrupted: ProgramRun
+    found: Difference  # of that
     hows: Sequence[ExitKind]  # that happened
     num_planned: int
     accounts: Sequence[Account]
-    shows: bool  # where a restart goes on
     commits: Sequence[Mapping[str, Any]]  # events of all runs
     exposure: float  # the most seconds without a snapshot of the work
-    quiet_seconds: float
+    ages: Sequence[float]  # of the newest snapshot, by loss
     num_faults: int
+
+    @classmethod
+    def of(
+        cls,
+        whole: ProgramRun,
+        own: Difference,
+        runs: Sequence[_ProgramRun],
+        accounts: Sequence[Account],
+        ends: Sequence[ProgramRun],
+        hows: Sequence[ExitKind],
+        num_planned: int,
+    ) -> "_Findings":
+        """Compile what the runs have shown, the first two of them uninterrupted."""
+        worst = next((one for one in ends if not difference(one, whole).is_none), ends[-1])
+        pairs = zip(runs[2:], accounts, strict=True)
+        return cls(
+            whole=whole,
+            own=own,
+            interrupted=worst,
+            found=difference(worst, whole),
+            hows=hows,
+            num_planned=num_planned,
+            accounts=accounts,
+            commits=[event for run in runs for event in Events.read(run.store, "committed")],
+            exposure=max(seconds for run in runs for _, seconds in run.exposures()),
+            ages=[age for run, account in pairs for age in run.ages(account)],
+            num_faults=sum(StatusFile(run.faults).num_faults for run in runs[2:]),
+        )
 
     def certificate(self, config: Mapping[str, Any]) -> Certificate:
         """Return it; `config` has the program and the checksum of its code."""
-        reason, rows = self._objection(), dict(self._rows())
+        reason, rows = self._objection(), dict(self._rows(config["quiet_seconds"]))
         return Certificate(
             is_good=not reason,
             summary=reason or f"at most {rows['lost at most']}; bits {rows['bits']}",
@@ -223,24 +253,32 @@ class Findings:
         )
 
     @property
-    def costs_all(self) -> bool:
+    def _costs_all(self) -> bool:
         """Whether there was never anything to resume from while it ran."""
         return all(event["reason"] in ("exit", "notice") for event in self.commits)
 
     @property
-    def _lost(self) -> list[float]:
+    def _redone(self) -> list[float]:
         return [seconds for account in self.accounts for seconds in account.lost]
+
+    @property
+    def _lost(self) -> list[float]:
+        """Seconds of work, by loss: what was done again, and at least what no snapshot had."""
+        return [*map(max, self._redone, self.ages)]
 
     @property
     def _goes_back(self) -> bool:
         """Whether it went on from less than was saved, and no start had failed."""
-        most = max(self._lost, default=0.0)
-        failed = any(account.torn for account in self.accounts)
-        return most > _MARGIN * 2 * self.exposure + 1 and not failed
+        slack, failed = (
+            max(_SLACK_SECONDS, self.whole.seconds / 4),
+            any(a.torn for a in self.accounts),
+        )
+        pairs = zip(self._redone, self.ages, strict=True)
+        return not failed and any(lost > _MARGIN * age + slack for lost, age in pairs)
 
     def _objection(self) -> str:
         """Return what stands against a certificate."""
-        if self.costs_all:
+        if self._costs_all:
             return (
                 "an interruption costs all, as no snapshot was taken while it ran; call commit() "
                 "after each save, save to new files and rename them, or lower --quiet-seconds "
@@ -250,9 +288,9 @@ class Findings:
             redone = max(number for account in self.accounts for number in account.redone)
             return (
                 f"it goes on from less than it has saved: {redone} of its steps or lines were "
-                f"done again, about {max(self._lost):.0f} s, though a snapshot was never older "
-                f"than {self.exposure:.0f} s; see which file it loads (by name, ckpt_9 is after "
-                "ckpt_10)"
+                f"done again, about {max(self._redone):.0f} s, though its snapshots were "
+                f"{statistics.mean(self.ages):.0f} s old on average; see which file it loads (by "
+                "name, ckpt_9 is after ckpt_10)"
             )
         if self.found.is_none:
             return ""
@@ -262,21 +300,21 @@ class Findings:
             why += "(docs/port.md)"
         return f"interrupted, it ends differently: {_compared(self.found)}; {why}"
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
+    def _rows(self, quiet_seconds: float) -> Iterator[tuple[str, str]]:
         lost, most = self._lost, max([self.exposure, *self._lost])
         bound = f"{math.ceil(_MARGIN * most)} s of work, with saves as far apart as here"
         no_bound = f"all since the start: no bound is known, and {most:.0f} s were seen"
-        yield "lost at most", no_bound if self.costs_all or self._goes_back else bound
+        yield "lost at most", no_bound if self._costs_all or self._goes_back else bound
         mean = f"{statistics.mean(lost):.1f} s" if lost else "not known"
-        yield "on average", f"{mean}, by what it did again"
+        yield "on average", f"{mean}, in {len(lost)} interruptions"
         yield "bits", self._bits()
         counts = [f"{number} {_WORDS[how]}" for how, number in Counter(self.hows).items()]
         failed = sum(len(account.torn) for account in self.accounts)
         more = f", {failed} starts that failed before one went on" if failed else ""
         faults = f"{self.num_faults} faults of its store"
         yield "interruptions", f"{', '.join(counts)}, most in a save; {faults}{more}"
-        rule = self._rule()
-        yield "habit", _RULES.get(rule, rule).format(self.quiet_seconds)
+        rule = self._rule(quiet_seconds)
+        yield "habit", _RULES.get(rule, rule).format(quiet_seconds)
         less = "saving more often" if rule == "commit" else "commit() after each save: one save"
         yield "would lose less", less
         yield "not tried", "; ".join(self._untried())
@@ -290,17 +328,17 @@ class Findings:
         files = f"equal in {num_files} files" if num_files else "not compared, as it leaves no file"
         return f"{files}; {losses}"
 
-    def _rule(self) -> str:
+    def _rule(self, quiet_seconds: float) -> str:
         """Return the rule by which most snapshots were taken, from their events."""
         rules, stops = Counter[str](), dict[str, float]()
         for event in self.commits:
             rule, name = event["reason"], event["instance_id"]
             if rule == "quiet":
                 age = _unix(event) - event["seconds"] - event["written_at"]
-                rule = "quiet" if age > 0.9 * self.quiet_seconds else "pattern"
+                rule = "quiet" if age > 0.9 * quiet_seconds else "pattern"
             elif rule == "crash-consistent":
                 pause, stops[name] = _unix(event) - stops.get(name, -math.inf), _unix(event)
-                rule = "replacing" if pause < 3 * self.quiet_seconds else "restless"
+                rule = "replacing" if pause < 3 * quiet_seconds else "restless"
             rules[rule] += event["reason"] not in ("exit", "notice")
         (rule, number), *_ = [*rules.most_common(1), ("", 0)]
         return rule if number else "none was recognized: it was only saved at an end"
@@ -308,7 +346,7 @@ class Findings:
     def _untried(self) -> Iterator[str]:
         if (missing := self.num_planned - len(self.hows)) > 0:
             yield f"{missing} of {self.num_planned} interruptions, as it ended before"
-        if not self.shows:
+        if not self._lost:
             yield "what a restart reads, as it prints nothing that shows where it goes on"
         if not Path("/dev/nvidiactl").exists():
             yield "a GPU"
@@ -317,7 +355,7 @@ class Findings:
 
 def _version() -> str:
     """Return the project's version, and the checksum of what saves a program."""
-    room = Path(training.__file__).parent
+    room = Path(__file__).parents[2]
     project = tomllib.loads((room.parent / "pyproject.toml").read_text(encoding="utf-8"))
     return f"{project['project']['version']} ({source_sha256(room / 'durable')[:8]})"
 
@@ -332,66 +370,58 @@ def check_program(options: argparse.Namespace) -> int:
             print(line, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        runs = [_ProgramRun(options, Path(folder, name)) for name in ("whole", "again")]
-        whole = runs[0].finish()
-        _refuse_untestable(whole)
-        say(
-            f"[ok] uninterrupted: {len(whole.losses)} losses, {whole.num_snapshots} snapshots, "
-            f"{len(whole.files)} final files, {whole.seconds:.0f} s"
-        )
-        own = difference(runs[1].finish(), whole)
-        say(f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
-        course, rng = Course(runs[0].lives.log), random.Random(0)
-        hows = [*islice(cycle(Lives.EXITS), options.kills * len(Lives.EXITS))]
-        span, limit = (
-            course.seconds / (len(hows) + 1),
-            max(_LEAST_SECONDS, _MOST_TIMES * whole.seconds),
-        )
-        say(f"[check] now {len(hows)} interruptions, each within {2 * span:.0f} s of a start")
-        accounts, ends = list[Account](), list[ProgramRun]()
-        num = 0
-        while num < len(hows) and (not accounts or accounts[-1].kills):
-            course = Course(runs[0].lives.log)
-            lives = {"reporter": course.reports, "limit_seconds": limit, "say": say}
-            runs.append(_ProgramRun(options, Path(folder, f"killed-{len(accounts)}"), **lives))
-            accounts.append(runs[-1].killed(hows[num:], rng, span))
-            num += accounts[-1].kills
-            ends.append(runs[-1].result())
-        record = RunConfig.read(runs[0].store)
-        assert record is not None, "a finished run has a config.json"
-        differences = [difference(run, whole) for run in ends]
-        findings = Findings(
-            whole=whole,
-            own=own,
-            found=next((one for one in differences if not one.is_none), differences[0]),
-            hows=hows[:num],
-            num_planned=len(hows),
-            accounts=accounts,
-            shows=course.last > 0,
-            commits=[event for run in runs for event in run.commits()],
-            exposure=max(seconds for run in runs for seconds in run.exposures()),
-            quiet_seconds=record.config["quiet_seconds"],
-            num_faults=sum(run.num_faults for run in runs[2:]),
-        )
-    if not num:
-        raise UserError(
-            "the program ended each time before it could be interrupted, so nothing was tested; "
-            "let it train longer"
-        )
-    certificate = findings.certificate(record.config)
+        findings, config = _played(options, Path(folder), say)
+    certificate = findings.certificate(config)
     if options.json:
         told = {
             "is_equal": findings.found.is_none,
-            "costs_all": findings.costs_all,
-            "uninterrupted": asdict(whole),
-            "interrupted": asdict(ends[-1]),
-            "difference_of_two_uninterrupted": asdict(own),
+            "uninterrupted": asdict(findings.whole),
+            "interrupted": asdict(findings.interrupted),
+            "difference_of_two_uninterrupted": asdict(findings.own),
             "difference": asdict(findings.found),
             "certificate": asdict(certificate),
         }
         print(json.dumps(told, indent=1))
     _keep(certificate, options.source, say)
     return Exit.FINISHED if certificate.is_good else Exit.FAILED
+
+
+def _played(
+    options: argparse.Namespace, folder: Path, say: Callable[[str], None]
+) -> tuple[_Findings, Mapping[str, Any]]:
+    """Play the program; return what was found, and its config.json's config."""
+    runs = [_ProgramRun(options, folder / name) for name in ("whole", "again")]
+    whole, log = runs[0].finish(), runs[0].lives.log
+    if not whole.num_snapshots:
+        raise UserError(
+            "the program saved nothing to its checkpoint folder, so each interruption loses "
+            "everything; save to $SM_CHECKPOINT_DIR, and load from there at the start"
+        )
+    say(
+        f"[ok] uninterrupted: {len(whole.losses)} losses, {whole.num_snapshots} snapshots, "
+        f"{len(whole.files)} final files, {whole.seconds:.0f} s"
+    )
+    own = difference(runs[1].finish(), whole)
+    say(f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
+    hows = [*islice(cycle(Lives.EXITS), options.kills * len(Lives.EXITS))]
+    wait, rng = _LATEST * _Course(log).seconds, random.Random(1)
+    say(f"[check] now {len(hows)} interruptions, each up to {wait:.0f} s after a start")
+    accounts, ends = list[Account](), list[ProgramRun]()
+    lives = {"limit_seconds": max(_LEAST_SECONDS, _MOST_TIMES * whole.seconds), "say": say}
+    while (num := sum(one.kills for one in accounts)) < len(hows):
+        if accounts and not accounts[-1].kills:
+            break  # it is too short
+        lives |= {"reporter": _Course(log).reports, "wait_seconds": wait}
+        runs.append(_ProgramRun(options, folder / f"killed-{len(ends)}", **lives))
+        accounts.append(runs[-1].killed(hows[num:], rng, min(_SPAN, wait / 6)))
+        ends.append(runs[-1].result())
+    record = RunConfig.read(runs[0].store)
+    if not num or record is None:
+        raise UserError(
+            "the program ended each time before it could be interrupted, so nothing was tested; "
+            "let it train longer"
+        )
+    return _Findings.of(whole, own, runs, accounts, ends, hows[:num], len(hows)), record.config
 
 
 def _keep(certificate: Certificate, source: Path, say: Callable[[str], None]) -> None:
@@ -407,15 +437,6 @@ def _keep(certificate: Certificate, source: Path, say: Callable[[str], None]) ->
         say(f"  kept as {source / CERTIFICATE}")
     except OSError as error:
         say(f"[note] the certificate is not kept in {source}: {error.strerror}")
-
-
-def _refuse_untestable(whole: ProgramRun) -> None:
-    """Raise UserError if a comparison could show nothing."""
-    if not whole.num_snapshots:
-        raise UserError(
-            "the program saved nothing to its checkpoint folder, so each interruption loses "
-            "everything; save to $SM_CHECKPOINT_DIR, and load from there at the start"
-        )
 
 
 def _compared(found: Difference) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from training.proof.check.lives import Account
-from training.proof.check.program import Course, Findings
+from training.proof.check.program import _Course, _Findings
 from training.proof.experiment import Difference, ProgramRun
 
 WHOLE = ["hello", "device: cpu", *(f"saved {n}" for n in range(1, 41)), "bye", "twice", "twice"]
@@ -37,7 +37,7 @@ def life(folder: Path, *lines: str) -> Path:
 def test_the_lines_that_it_prints_again_show_what_a_kill_cost(
     lines: list[str], redone: int, tmp_path: Path
 ) -> None:
-    course, account = Course(life(tmp_path, *WHOLE)), Account()
+    course, account = _Course(life(tmp_path, *WHOLE)), Account()
     for printed in (WHOLE[:32], lines):
         account.live(course.reports(life(tmp_path, *printed)), "")
     assert account.redone == [redone] and account.lost == [pytest.approx(redone, abs=1.1)]
@@ -48,12 +48,12 @@ def test_steps_count_before_lines(tmp_path: Path) -> None:
     with log.with_name("metrics.jsonl").open("a") as metrics:
         for step in (1, 2, 3, 4, 1, 2):
             metrics.write(json.dumps({"kind": "metrics", "at": step}) + "\n")
-    assert [one["step"] for one in Course(log).reports(log)] == [1, 2, 3, 4, 1, 2]
+    assert [one["step"] for one in _Course(log).reports(log)] == [1, 2, 3, 4, 1, 2]
 
 
 def test_a_life_that_only_began_shows_nothing_yet(tmp_path: Path) -> None:
-    assert Course(life(tmp_path, *WHOLE)).reports(life(tmp_path, "hello", "device: cpu")) == []
-    assert not Course(life(tmp_path, "a", "b", "b")).last
+    assert _Course(life(tmp_path, *WHOLE)).reports(life(tmp_path, "hello", "device: cpu")) == []
+    assert not _Course(life(tmp_path, "a", "b", "b")).last
 
 
 def commit(reason: str, at: int, written: float) -> dict[str, Any]:
@@ -64,20 +64,21 @@ def commit(reason: str, at: int, written: float) -> dict[str, Any]:
 
 NONE = Difference(steps=(), missing=(), largest=0.0, files=())
 RUN = ProgramRun(losses={}, files={"a": "b"}, interruptions=(), seconds=60.0, num_snapshots=9)
-FOUND = Findings(
+FOUND = _Findings(
     whole=RUN,
     own=NONE,
+    interrupted=RUN,
     found=NONE,
     hows=["kill"],
     num_planned=1,
     accounts=[Account(lost=[4.0], redone=[9])],
-    shows=True,
     commits=[commit("quiet", 12, 2.0)],
     exposure=7.0,
-    quiet_seconds=10.0,
+    ages=[3.0],
     num_faults=3,
 )
-CONFIG = {"source_sha256": "abc", "command": "python train.py"}
+PROGRAM = {"command": "python train.py", "quiet_seconds": 10.0}
+CONFIG = {"source_sha256": "abc", **PROGRAM}
 STOPS = [commit("crash-consistent", at, 0.0) for at in (10, 20, 30)]
 
 
@@ -85,7 +86,7 @@ STOPS = [commit("crash-consistent", at, 0.0) for at in (10, 20, 30)]
     ("changes", "row", "words"),
     [
         ({}, "lost at most", "9 s of work, with saves as far apart as here"),
-        ({}, "on average", "4.0 s, by what it did again"),
+        ({}, "on average", "4.0 s, in 1 interruptions"),
         ({}, "bits", "equal in 1 files; it reports no losses"),
         (
             {"whole": replace(RUN, files={}, losses={1: 0.5})},
@@ -99,7 +100,11 @@ STOPS = [commit("crash-consistent", at, 0.0) for at in (10, 20, 30)]
         ({"commits": [commit("exit", 59, 0.0)]}, "habit", "none was recognized"),
         ({}, "would lose less", "commit() after each save"),
         ({"commits": [commit("commit", 5, 2.0)]}, "would lose less", "saving more often"),
-        ({"shows": False}, "not tried", "what a restart reads, as it prints nothing"),
+        (
+            {"accounts": [Account()], "ages": []},
+            "not tried",
+            "what a restart reads, as it prints nothing",
+        ),
         ({"num_planned": 7}, "not tried", "6 of 7 interruptions, as it ended before; "),
         (
             {"accounts": [Account(lost=[4.0], redone=[9], torn=["state"])]},
@@ -111,7 +116,7 @@ STOPS = [commit("crash-consistent", at, 0.0) for at in (10, 20, 30)]
 def test_the_table_says(changes: dict[str, Any], row: str, words: str) -> None:
     found = replace(FOUND, **changes).certificate(CONFIG)
     assert words in found.rows[row], found.rows[row]
-    assert (found.code_sha256, found.program) == ("abc", {"command": "python train.py"})
+    assert (found.code_sha256, found.program) == ("abc", PROGRAM)
 
 
 BACK = Account(lost=[30.0], redone=[60])

@@ -100,7 +100,7 @@ def test_a_program_that_forgets_a_random_state_ends_elsewhere(
     assert record["difference_of_two_uninterrupted"]["steps"] == []
     assert record["difference"]["files"] == ["model/model.json"]
     assert record["difference"]["steps"][0] > 3 and record["difference"]["largest"] > 0
-    assert not record["costs_all"] and not record["certificate"]["is_good"]
+    assert not record["certificate"]["is_good"]
     assert record["certificate"]["rows"]["bits"].startswith("differ (interrupted): ")
 
 
