@@ -55,11 +55,7 @@ def test_a_program_that_restores_all_of_its_state_is_equal_bit_for_bit(
     said = capsys.readouterr().out
     assert "[ok] uninterrupted: 12 losses, " in said
     assert "[ok] once more: the same losses and final files" in said
-    assert re.findall(r"  (\w+) of machine \d+: exit code", said)[:3] == [
-        "kill",
-        "notice",
-        "shutdown",
-    ]
+    assert {"kill", "notice", "shutdown"} <= set(re.findall(r"  (\w+) of machine [0-9]+: ", said))
     assert re.search(r"  bits: +equal in 1 files; 12 losses equal, as printed\n", said)
     assert re.search(r"  habit: +it calls commit\(\), which is when a snapshot is taken\n", said)
     assert "[ok] certified: at most " in said
