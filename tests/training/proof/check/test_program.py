@@ -152,21 +152,12 @@ def test_fails_with_the_program_s_own_words_where_it_cannot_end(
     assert "failed without any interruption (exit code 1): " in said and "no GPU today" in said
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("print('step 1 loss=0.5')", "each interruption loses everything; save to $SM_CHECKPOINT"),
-        ("open('/SAVED', 'w').close()", "so nothing was tested; let it train longer"),
-    ],
-)
-def test_fails_where_nothing_would_be_tested(
-    script: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_fails_where_a_program_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = script.replace("'/SAVED'", "__import__('os').environ['SM_CHECKPOINT_DIR'] + '/a'")
-    (tmp_path / "train.py").write_text(f"{script}\n")
-    given = ["--program=python train.py", f"--source={tmp_path}", "--quiet-seconds=0.1"]
-    assert main(["check", *given]) == 2
-    assert words in capsys.readouterr().err
+    (tmp_path / "train.py").write_text("print('step 1 loss=0.5')\n")
+    assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
+    assert "so each interruption loses everything; save to $SM" in capsys.readouterr().err
     assert not (tmp_path / CERTIFICATE).exists()
 
 
