@@ -62,7 +62,7 @@ def commit(reason: str, at: int, written: float) -> dict[str, Any]:
     return {"reason": reason, "instance_id": "machine-1", **known}
 
 
-NONE = Difference(steps=(), missing=(), largest=0.0, files=())
+NONE = Difference(steps=(), largest=0.0, files=())
 RUN = ProgramRun(losses={}, files={"a": "b"}, interruptions=(), seconds=60.0, num_snapshots=9)
 FOUND = _Findings(
     whole=RUN,
@@ -89,7 +89,10 @@ STOPS = [commit("crash-consistent", at, 0.0) for at in (10, 20, 30)]
         ({}, "on average", "4.0 s, in 1 interruptions"),
         ({}, "bits", "equal in 1 files; it reports no losses"),
         (
-            {"whole": replace(RUN, files={}, losses={1: 0.5})},
+            {
+                "whole": replace(RUN, files={}, losses={1: 0.5, 2: 0.25}),
+                "interrupted": replace(RUN, files={}, losses={1: 0.5}),
+            },
             "bits",
             "not compared, as it leaves no file; 1 losses equal, as printed",
         ),
