@@ -27,7 +27,10 @@ USUAL_REQUIREMENTS = "requirements.txt"
 # Fields that may differ between a run's attempts: they do not affect what is computed or, like the
 # requirements, name a file of the source, whose checksum is compared.
 PLACEMENT = frozenset(
-    {"interpreter", "notice_signal", "quiet_seconds", "metric_definitions", "requirements"}
+    {
+        *("interpreter", "notice_signal", "quiet_seconds", "metric_definitions", "requirements"),
+        "certificate",
+    }
 )
 
 _FORMAT = 1

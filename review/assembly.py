@@ -31,6 +31,8 @@ _DESTRUCTIVE = re.compile(
 )
 
 
+# How the annotation ends that stacks/plan_at_synth.py makes.
+_OF_CERTIFICATE = " [ack: plan:certificate]"
 # CloudFormation reads one resource after another.
 _DRIFT_SECONDS = 120
 
@@ -60,6 +62,7 @@ class StackSide:
     is_protected: bool = False
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
+    certificate: str = ""  # what synth says of a program's
     image: str = ""  # of a deployed stack
     drift: str = ""  # how what is deployed differs from its template
 
@@ -146,8 +149,19 @@ def read_assembly(folder: Path, name: str) -> Side:
             construct_id=artifact.get("displayName", construct_id),
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
+            certificate=_certificate(folder, artifact),
         )
     return Side(name=name, stacks=stacks, region=region or _cli_region())
+
+
+def _certificate(folder: Path, artifact: Mapping[str, Any]) -> str:
+    """Return synth's annotation of a program's certificate; empty without one."""
+    found = artifact.get("metadata") or {}
+    if file := artifact.get("additionalMetadataFile"):
+        found = json.loads((folder / file).read_text(encoding="utf-8"))
+    texts = [str(each.get("data")) for entries in found.values() for each in entries]
+    told = [text.removesuffix(_OF_CERTIFICATE) for text in texts if text.endswith(_OF_CERTIFICATE)]
+    return told[0] if told else ""
 
 
 def _cli_region() -> str:

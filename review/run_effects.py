@@ -376,6 +376,15 @@ def image_notes(base: Side, head: Side) -> Iterator[str]:
             yield f"{name} starts {_spelled(starts, base, head)}{has}."
 
 
+def certificate_notes(base: Side, head: Side) -> Iterator[str]:
+    """Yield what is certified of each program, and what was."""
+    for name, stack in sorted(head.stacks.items()):
+        before = base.stacks[name].certificate if name in base.stacks else ""
+        was = f" Before: {before}." if before not in ("", stack.certificate) else ""
+        if stack.certificate:
+            yield f"The program of {name}: {stack.certificate}.{was}"
+
+
 def _image_effects(base: Side, head: Side) -> Iterator[str]:
     """Yield a sentence for each run that may go on with another image."""
     for name, had, starts in _images(base, head):

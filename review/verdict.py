@@ -15,7 +15,7 @@ from review.changes import Change, Effect, Kind, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
 from review.objections import STATEFUL, find_losses, find_refusals
 from review.protections import find_weakened
-from review.run_effects import find_run_effects, image_notes
+from review.run_effects import certificate_notes, find_run_effects, image_notes
 from review.security import find_security_changes, without_names
 from review.spelling import short
 
@@ -121,7 +121,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
     return Review(
         base=base.name,
         head=head.name,
-        notes=list(image_notes(base, head)),
+        notes=[*image_notes(base, head), *certificate_notes(base, head)],
         changes=changes,
         effects=list(_effects(base, head, changes, costs)),
         costs=costs,

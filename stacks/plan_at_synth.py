@@ -11,6 +11,7 @@ from typing import Any
 
 from aws_cdk import Annotations, Stack, Token
 
+from contract.certificate import certified
 from contract.keys import MANIFEST
 from sizing import (
     IMAGE_GIB,
@@ -26,6 +27,7 @@ from sizing import (
 )
 from stacks.parameters import StackParameters
 from stacks.parameters.decisions import MICRO_BATCH, plan_sizes
+from stacks.parameters.programs import program_of
 from stacks.parameters.workloads import is_own
 
 _PREDICTED = (
@@ -140,6 +142,7 @@ def _annotate_program(notes: Annotations, p: StackParameters) -> None:
         f"no plan: how long {p.program!r} takes, how much memory it needs and whether it saves "
         f"within a notice is not known before it runs; {_KNOWN}",
     )
+    notes.add_info_v2("plan:certificate", certified(Path(p.source), program_of(p))["is"])
 
 
 def limits(p: StackParameters) -> str:

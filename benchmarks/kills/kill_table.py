@@ -213,7 +213,7 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
                 answers = [*islice(cycle(row.answers), kills, given.kills)]
                 rng = random.Random(f"{given.seed} {what}")
                 with _placed(row, python, way, logs / way / f"{how}-{len(runs)}") as (lives, met):
-                    runs.append(lives.killed(how, answers, rng))
+                    runs.append(lives.killed(how, answers=answers, rng=rng))
                     num_faults += met()
                 bad = "; ".join([*runs[-1].torn, *runs[-1].mismatched, *runs[-1].never_back])
                 print(f"[kills] {what}: {runs[-1].kills} kills; {bad or 'ok'}", file=sys.stderr)
@@ -265,7 +265,8 @@ def _placed(
     source, faults = folder / "source", folder / "faults"
     shutil.copytree(PROGRAMS, source, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    more = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "FAULTS": str(faults)}
+    more = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    more |= {"FAULTS": str(faults), "FAULT_RATE": str(RATE)}
     ours = [f"--program=python {row.words}", f"--source={source}", f"--interpreter={python}"]
     times = [f"--quiet-seconds={QUIET_SECONDS}", f"--notice-budget-seconds={Lives.NOTICE_SECONDS}"]
     lives = Lives(folder=folder, options=[*ours, *times], environment=environment | more)
@@ -274,7 +275,7 @@ def _placed(
         lives.alone = [str(python), str(source / file), *arguments]
         yield lives, lambda: 0
     elif way == "folder":
-        lives.trainer = "benchmarks.kills.faulty_folder"
+        lives.trainer = "training.proof.check.faulty_folder"
         yield lives, lambda: StatusFile(faults).num_faults
     else:
         with misbehaving_s3("kills", RATE) as (variables, met):

@@ -261,6 +261,8 @@ def _program_faults(receipt: Mapping[str, Any]) -> list[str]:
             f"the run left {', '.join(sorted(names)) or 'nothing'} in its model folder, but the "
             f"uninterrupted one {', '.join(sorted(others)) or 'nothing'}"
         )
+    if not receipt["snapshots"]:
+        faults.append("it saved nothing that is kept, so an interruption loses everything")
     # A run may end within its last notice.
     in_notice = any(item["notice"] for item in receipt["interruption_list"][-1:])
     if receipt["interruptions"] + 1 - receipt["attempts"] not in (0, in_notice):

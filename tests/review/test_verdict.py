@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +13,8 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from contract.certificate import Certificate
+from contract.source import source_sha256
 from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
@@ -422,3 +425,19 @@ def test_the_image_that_a_deploy_starts_is_told(base: Side, make_side: Callable[
     note, effects = images_of(make_side(run_id="run-2"), **deployed, **{keeper: had})
     assert "RunImage-run-2-" in note and note.endswith(f"; it has {had}.")
     assert effects == []
+
+
+def test_what_is_certified_of_a_program_is_told(
+    base: Side, make_side: MakeSide, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("pass\n")
+    none = make_side(program="python train.py", source=str(tmp_path))
+    (note,) = [each for each in judge(base, none, []).notes if "certificate" in each]
+    assert note.startswith(f"The program of {TRAINING}: no certificate: what an interruption costs")
+    Certificate(
+        is_good=True, summary="at most 9 s", rows={}, code_sha256=source_sha256(tmp_path),
+        program={}, certified_on="2026-11-29", version="0.1.0",
+    ).write(tmp_path)  # fmt: skip
+    certified = make_side(program="python train.py ", source=str(tmp_path))  # not the cached one
+    (note,) = [each for each in judge(none, certified, []).notes if "certified" in each]
+    assert f"{TRAINING}: certified on 2026-11-29 with 0.1.0: at most 9 s. Before: no cert" in note

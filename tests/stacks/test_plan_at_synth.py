@@ -36,6 +36,7 @@ def test_of_a_program_the_unknown_and_the_known_are_reported(stack: Stack, tmp_p
     info = Annotations.from_stack(stack)
     info.has_info("*", Match.string_like_regexp("no plan: how long 'bash run.sh' takes, how much"))
     info.has_info("*", Match.string_like_regexp(r"stops the run at 72 billed hours or \$73"))
+    info.has_info("*", Match.string_like_regexp("no certificate: what an interruption costs it"))
     # Nobody can promise a time for it.
     late = StackParameters.for_size("g5.xlarge", **program, deadline_hours="6")
     with pytest.raises(ValueError, match="how long a program takes is not known; use 0, or"):

@@ -22,7 +22,11 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         "Report what is wrong with a workload's protocol; then run a small version twice without "
         "interruptions and once interrupted at the first step, in epochs, in evaluations and "
         "between stages, each attempt in its own process, and compare. Exit code 1: it does not "
-        "resume exactly. A --program runs twice to its end and once with kills, compared likewise."
+        "resume exactly. A --program runs twice to its end, and then on a store with faults with "
+        "kills, notices and shutdowns, at drawn moments and in its saves. One table says what an "
+        "interruption costs it, whether its bits are equal, and what could not be tried. It is "
+        "kept in its folder as the code's certificate, which synth, the review and each run's "
+        "report name."
     )
     add = parser.add_argument
     add(
@@ -47,7 +51,8 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         "--kills",
         type=positive_int,
         default=2,
-        help="of a program: how often to kill it before its end (default: %(default)s)",
+        help="of a program: how often to end it in each way: killed, noticed, shut down "
+        "(default: %(default)s)",
     )
     add_program(parser)
     parser.set_defaults(act=_check)

@@ -159,7 +159,6 @@ class ProgramRun:
     interruptions: Sequence[Mapping[str, Any]]
     seconds: float
     num_snapshots: int
-    snapshot_seconds: float | None = None  # until the first taken while the program ran
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +166,6 @@ class Difference:
     """Where two runs differ."""
 
     steps: tuple[int, ...]  # whose losses differ; without files, also the end of the longer run
-    missing: tuple[int, ...]  # with a loss in one run only: a machine may die before it reports one
     largest: float  # of the losses' differences
     files: tuple[str, ...]
 
@@ -200,13 +198,12 @@ def difference(ours: ProgramRun, theirs: ProgramRun) -> Difference:
             steps.append(step)
             if math.isfinite(a - b):
                 largest = max(largest, abs(a - b))
-    missing = tuple(sorted(ours.losses.keys() ^ theirs.losses.keys()))
     ends = {max(run.losses, default=0) for run in (ours, theirs)}
     if len(ends) > 1 and not ours.files:  # then nothing else shows the end
         steps.append(max(ends))
     names = sorted(ours.files.keys() | theirs.files.keys())
     files = tuple(name for name in names if ours.files.get(name) != theirs.files.get(name))
-    return Difference(steps=tuple(steps), missing=missing, largest=largest, files=files)
+    return Difference(steps=tuple(steps), largest=largest, files=files)
 
 
 _POLL_SECONDS = 0.002

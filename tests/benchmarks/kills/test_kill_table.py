@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.kills import kill_table as command
 from benchmarks.kills.kill_table import ROWS, WAYS, Row, is_damaged, measure, table_line
-from training.proof.check.program import Account, ExitKind, Lives
+from training.proof.check.lives import Account, ExitKind, Lives
 
 
 def given(out: Path, **more: object) -> Namespace:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.kills import QUIET_SECONDS, RATE
 from benchmarks.kills import kill_table as page
 from benchmarks.kills.kill_table import ROWS
-from training.proof.check.program import MOST_FAILED_STARTS, Lives
+from training.proof.check.lives import MOST_FAILED_STARTS, Lives
 
 
 def test_the_page_is_what_the_results_say() -> None:

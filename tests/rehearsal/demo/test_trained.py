@@ -86,6 +86,7 @@ def test_fails_on_a_folder_that_lacks_what_the_demo_needs(tmp_path: Path) -> Non
         ),
         ({"interruptions": 0, "attempts": 1}, "0 interruptions happened, not 1"),
         ({"processes_left": 2}, "2 processes were left behind"),
+        ({"snapshots": 0}, "it saved nothing that is kept, so an interruption loses everything"),
     ],
 )
 def test_fails_a_rehearsal_that_did_not_end_as_planned(change: dict[str, Any], fault: str) -> None:

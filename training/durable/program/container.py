@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from contract.certificate import certified
 from contract.errors import UserError
 from contract.program import Program
 from contract.run_env import NAMES
@@ -379,6 +380,7 @@ class ProgramOptions(AttemptOptions):
             "channels": list(program.channels),
             "metric_definitions": [list(pair) for pair in program.metric_definitions],
             "source_sha256": source,
+            "certificate": certified(self.source, program),
         }
 
     @property

@@ -138,6 +138,7 @@ def _sections(store: Store, record: RunConfig, history: History) -> dict[str, st
     """Return the sections of a program's run, or of a workload's, by heading."""
     if record.workload == PROGRAM:
         return {
+            "Certificate": table([*record.config.get("certificate", {}).items()]),
             "Metrics": _metrics(history),
             "Snapshots": _snapshots(store),
             "End of the log": _log_tail(store),

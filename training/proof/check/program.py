@@ -1,476 +1,189 @@
 """`check --program`: what interruptions change in a program that knows nothing of this project.
 
-It runs twice to its end and then once more: killed before its first snapshot and later, and with a
-notice inside a save. Each attempt is a new process with a new root, and has nothing but the run's
-store.
-
-Plays a program through lives that end as machines do: killed, with a notice, or shut down.
-
-Under our trainer, each life is a new machine that has nothing but the run's store; alone, a life
-starts again on the same disk, as one that outlives the machine.
-
-The effects of interruptions on a program, read from its JSON lines.
-
-They have `restored` (None if `torn`; steps if `mismatched`), `step` with its sample `ids`, `saving`
-or `saved` with a step, or `final` with a checksum, and a time `at`. Other lines are ignored.
+It runs twice to its end. Then, on a store with faults, it is killed, noticed and shut down at drawn
+moments, most of them inside a save; each attempt is a new process with a new root, and has nothing
+but the run's store. What was found becomes a certificate (contract/certificate.py).
 """
 
 import argparse
 import json
 import math
-import os
 import random
-import shutil
-import signal
-import subprocess
-import sys
+import re
+import statistics
 import tempfile
-import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
-from functools import partial
-from itertools import chain
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, NoReturn
 
+from contract.certificate import Certificate
 from contract.errors import Exit, UserError
 from contract.keys import RECEIPT
-from training.durable import Events, Head, History, QuietTime, Store, open_store
+from contract.source import CERTIFICATE, source_sha256
+from training.durable import Events, History, RunConfig, open_store
+from training.proof.check.lives import Account, ExitKind, Lives, Report, recorded
 from training.proof.experiment import Difference, ProgramRun, difference, losses_by_step
+from training.proof.injector import StatusFile
 
-Report = Mapping[str, Any]
-
-
-def recorded(path: Path, name: str) -> list[dict[str, Any]]:
-    """Return the JSON objects with this name among a file's lines; half a line does not count."""
-    found = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        if line.startswith("{"):
-            with suppress(ValueError):
-                record = json.loads(line)
-                if name in record:
-                    found.append(record)
-    return found
-
-
-@dataclass(kw_only=True, slots=True)
-class Account:
-    """A run through its lives: its kills, and what was restored, lost, and consumed.
-
-    Its clock counts the seconds of the work that stands: a restore sets it back.
-    """
-
-    kills: int = 0
-    never_back: list[str] = field(default_factory=list)  # why, if it does not end
-    torn: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)  # seconds of repeated work, by kill
-    lost_saves: list[float] = field(default_factory=list)  # the part that a finished save had held
-    final: str | None = None
-    ids: dict[int, Sequence[Any]] = field(default_factory=dict)  # by step, as they finally counted
-    _clock: float = 0.0
-    _done: dict[int, float] = field(default_factory=dict)
-    _saved: dict[int, float] = field(default_factory=dict)
-    _is_killed: bool = False
-
-    def live(self, reports: Sequence[Report], name: str) -> None:
-        """Add one life, killed or not; `name` identifies it in reports of damage."""
-        began = reports[0]["at"] if reports else 0.0
-        for one in reports:
-            at = self._clock + one["at"] - began
-            if "restored" in one:
-                self._restore(one, name)
-            elif "step" in one:
-                if self._is_killed:
-                    self._go_on(one["step"] - 1)  # the script does not report what it restored
-                self._done[one["step"]] = at
-                self.ids[one["step"]] = one.get("ids", ())
-            elif "saved" in one:
-                self._saved[one["saved"]] = at
-            elif "final" in one:
-                self.final = one["final"]
-        if reports:
-            self._clock += reports[-1]["at"] - began
-        self._is_killed = True
-
-    def samples(self, reference: "Account") -> tuple[int, int]:
-        """Return how many samples were trained on more often and less often than uninterrupted."""
-        ours, theirs = (
-            Counter(map(str, chain.from_iterable(run.ids.values()))) for run in (self, reference)
-        )
-        return (ours - theirs).total(), (theirs - ours).total()
-
-    def _restore(self, one: Report, name: str) -> None:
-        if one["restored"] is None:
-            self.torn.append(f"{name}: {one['torn']}")
-            return
-        if one.get("mismatched"):
-            self.mismatched.append(f"{name}: steps {one['mismatched']}")
-        if self._is_killed:
-            self._go_on(one["restored"])
-
-    def _go_on(self, step: int) -> None:
-        """Continue from this step, which an earlier life had done; later work is void."""
-        last = max((at for done, at in self._done.items() if done <= step), default=0.0)
-        kept = max((at for done, at in self._saved.items() if done <= step), default=0.0)
-        self.lost.append(max(0.0, self._clock - last))
-        voided = [at for done, at in self._saved.items() if done > step]
-        self.lost_saves.append(max(voided, default=0.0) - max(last, kept) if voided else 0.0)
-        self._clock = last
-        for known in (self._done, self._saved, self.ids):
-            for done in [done for done in known if done > step]:
-                del known[done]
-        self._is_killed = False
-
-
-ExitKind: TypeAlias = Literal["kill", "notice", "shutdown"]
-MOST_FAILED_STARTS = 4
-# The time until a shutdown kills: our service ends by itself; `docker stop` allows 10 s.
-_SHUTDOWN_SECONDS, _ALONE_SECONDS = 60.0, 10.0
-_LIMIT_SECONDS = 300.0  # after which a life that does not end or begin is killed
-_SAVE_SECONDS = 0.4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """How and when the machine ends before its program does."""
-
-    exit: ExitKind
-    is_due: Callable[[], bool]
-    seconds: float = 0.0  # from the signal until all processes are killed
-    poll_seconds: float = 0.02  # between two looks at whether it is due
-
-
-@dataclass(kw_only=True, slots=True)
-class Lives:
-    """The lives of one run, with their files in a folder; each has its own log."""
-
-    EXITS: ClassVar[Sequence[ExitKind]] = get_args(ExitKind)
-    NOTICE_SECONDS: ClassVar = 10.0
-    folder: Path
-    options: Sequence[str] = ()  # of `run`: the program, and how it is run
-    run_uri: str = ""  # default: in the folder
-    trainer: str = "training"  # the module to run
-    alone: Sequence[str] = ()  # the program's own command: it runs without our trainer
-    environment: dict[str, str] = field(default_factory=lambda: {**os.environ})
-    number: int = 0  # of the current life
-
-    def __post_init__(self) -> None:
-        self.run_uri = self.run_uri or str(self.folder / "run")
-
-    @property
-    def log(self) -> Path:
-        """The output of the current life."""
-        return self.folder / f"log-{self.number}"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder to which the program saves."""
-        return self.folder / ("disk" if self.alone else "machine/ml") / "checkpoints"
-
-    def reports(self) -> Sequence[Report]:
-        """Return what the program reports in the current life."""
-        return recorded(self.log, "at")
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return what all lives have written to the metrics file."""
-        return recorded(self.folder / "metrics.jsonl", "kind")
-
-    def live(self, *options: str, end: End | None = None, limit: float = float("inf")) -> int:
-        """Live once, at most `limit` seconds, with more `options` of `run`.
-
-        Return the exit code, or minus the signal's number.
-        """
-        self.number += 1
-        machine = self.folder / "machine"
-        machine.mkdir(parents=True)
-        with self.log.open("wb") as output:
-            process = subprocess.Popen(
-                self.alone or self._command(machine, options),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**self.environment, **self._disk(), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )
-        ends, is_told = time.monotonic() + limit, end is None
-        try:
-            while process.poll() is None:
-                if end and not is_told and end.is_due():
-                    ends, is_told = min(ends, time.monotonic() + end.seconds), True
-                    if end.exit != "kill":
-                        is_noticed = end.exit == "notice" and not self.alone
-                        process.send_signal(signal.SIGUSR1 if is_noticed else signal.SIGTERM)
-                if time.monotonic() >= ends:
-                    break
-                time.sleep(end.poll_seconds if end else _POLL_SECONDS)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        # Its last process may still be writing; the next machine has the same path, as all have.
-        shutil.rmtree(machine.rename(self.folder / f"gone-{self.number}"), ignore_errors=True)
-        return code
-
-    def uninterrupted(self) -> Account:
-        """Run a program that reports to its end; RuntimeError if it does not come there."""
-        code, account = self.live(limit=_LIMIT_SECONDS), Account()
-        account.live(self.reports(), "uninterrupted")
-        if account.final is None:
-            raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {self.log}")
-        return account
-
-    def killed(
-        self, how: ExitKind, answers: Sequence[str], rng: random.Random, span: float = 4.0
-    ) -> Account:
-        """Run a program that reports to its end; kills hit it while it trains, one for each answer.
-
-        An answer is the program's to SIGTERM, which it reads from ANSWER. A kill comes within
-        `span` seconds after a life's first step, or twice as much if it was to hit a save.
-        """
-        run, failed_starts = Account(), 0
-        shutdown_seconds = _ALONE_SECONDS if self.alone else _SHUTDOWN_SECONDS
-        seconds = {"kill": 0.0, "notice": self.NOTICE_SECONDS, "shutdown": shutdown_seconds}[how]
-        while run.final is None:
-            is_hit = run.kills < len(answers)
-            answer = self.environment["ANSWER"] = answers[run.kills % len(answers)]
-            end = End(exit=how, is_due=_Moment(self, rng, span).is_due, seconds=seconds)
-            code = self.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
-            reports, name = self.reports(), f"{self.log} ({answer})"
-            run.live(reports, name)
-            is_trained = any("step" in one for one in reports)
-            run.kills += is_hit and is_trained and run.final is None
-            # After anything else, such as an unreadable store, another machine continues.
-            is_failed = code in (Exit.FAILED, Exit.USER, -signal.SIGKILL)
-            if is_failed and not is_trained and not any("torn" in one for one in reports):
-                run.torn.append(f"{name}: exit code {code}")
-            failed_starts = 0 if is_trained else failed_starts + is_failed
-            is_stuck = not is_hit and code == -signal.SIGKILL
-            if run.final is None and (is_stuck or failed_starts == MOST_FAILED_STARTS):
-                run.never_back.append(f"{self.log}: exit code {code}")
-                break
-        return run
-
-    def _command(self, machine: Path, options: Sequence[str]) -> list[str]:
-        return [
-            *(sys.executable, "-m", self.trainer, "run", *self.options, *options),
-            *(f"--run-uri={self.run_uri}", f"--writer=machine-{self.number}"),
-            *(f"--metrics-file={self.folder / 'metrics.jsonl'}", "--lease-ttl-seconds=1"),
-            *(f"--ml-root={machine / 'ml'}", f"--scratch={machine}"),
-        ]
-
-    def _disk(self) -> dict[str, str]:
-        """Return the container contract's variables for a program that runs alone."""
-        if not self.alone:
-            return {}
-        model = self.checkpoints.with_name("model")
-        for folder in (self.checkpoints, model):
-            folder.mkdir(parents=True, exist_ok=True)
-        return {"SM_CHECKPOINT_DIR": str(self.checkpoints), "SM_MODEL_DIR": str(model)}
-
-
-class _Moment:
-    """A moment after a life's first step."""
-
-    def __init__(self, lives: Lives, rng: random.Random, span: float) -> None:
-        self._lives, self._quiet = lives, QuietTime()
-        # Three of four are inside a save, where a program's weakness shows.
-        self._is_in_save = rng.random() < 0.75
-        self._after = rng.uniform(0.0, _SAVE_SECONDS if self._is_in_save else span)
-        # A program that saves late or never is hit all the same.
-        self._latest = rng.uniform(span, 2 * span)
-        self._due = float("inf")
-        self._is_met = self._has_stepped = False
-
-    def is_due(self) -> bool:
-        """Whether it has come; called again and again."""
-        now, text = time.monotonic(), self._lives.log.read_text(errors="replace")
-        if not self._has_stepped and '"step"' in text:
-            self._has_stepped, self._due = True, now + self._latest
-        if self._has_stepped and not self._is_met and (not self._is_in_save or self._saves(text)):
-            self._is_met, self._due = True, min(self._due, now + self._after)
-        return now >= self._due
-
-    def _saves(self, text: str) -> bool:
-        """Whether it saves: it says so, or, unless it reports, its folder changes."""
-        if '"restored"' in text:
-            return '"saving"' in text
-        return self._quiet.look_at(self._lives.checkpoints)
-
-
-# Each look reads all of the run's metrics.
-_POLL_SECONDS = 0.1
-# A notice's time: enough for a save, not the two minutes that a program without a handler takes.
-_NOTICE_SECONDS = 20
+_FAULT_RATE = 0.04  # the share of the store's answers
+# An interruption is looked for up to this share of the run after a start, and then for so long.
+_LATEST, _SPAN = 0.8, 10.0
+# How often as long as the uninterrupted run an attempt may take.
+_MOST_TIMES, _LEAST_SECONDS = 5, 300.0
+_OVER = re.compile(r"^\[program\] [0-9]+ final files", re.MULTILINE)
+_STARTED = "[program] started as process "
+_OWN_LINE = re.compile(
+    r"(?!\[(checkpoint|fault|log|notice|ok|program|restore|snapshot)\] |error: )"
+)
+# So few steps or lines show nothing; of the lines from where a life goes on, so many must follow.
+_FEW, _CONTIGUOUS = 3, 0.8
+# What a bound has more than the longest time that was seen.
+_MARGIN = 1.25
+# How much more than its snapshot's age a restart may seem to lose: or a quarter of the run, as what
+# was written last may be a status file, beside a checkpoint.
+_SLACK_SECONDS = 3.0
+_WORDS: Mapping[ExitKind, str] = {"kill": "kills", "notice": "notices", "shutdown": "SIGTERMs"}
+# Each rule of when a snapshot is taken: the habit that it is for, and the rule.
+_RULES = {
+    "commit": "it calls commit(), which is when a snapshot is taken",
+    "quiet": "it pauses after its saves: a snapshot after {0:g} s without a change",
+    "pattern": "its saves write the same files: a snapshot after a fifth of {0:g} s without change",
+    "appended": "it only appends: its files are kept as they grow, at most every {0:g} s",
+    "replacing": "it replaces complete files: it is stopped for a snapshot every {0:g} s",
+    "restless": "it pauses too rarely, or keeps a file open: it is stopped for a snapshot, at most "
+    "every 12 times {0:g} s or 120 s",
+}
 _OF_RUN = (
     *("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter"),
     *("notice_signal", "quiet_seconds", "hyperparameter", "env", "channel", "metric"),
 )
 
 
-@dataclass(kw_only=True, slots=True)
-class _Interruption:
-    """The end of an attempt, and its cost."""
+class _Course:
+    """What a program shows of where it is: its steps, or else lines that it prints once."""
 
-    what: str
-    attempt: int
-    step: int  # that the program had reached
-    is_late: bool  # the program had had time to save
-    seconds_lost: float | None = None  # since the content of the snapshot it resumed from
-    costs_all: bool = False  # although it is late, there was nothing to resume from
-    why: str | None = None  # what had kept the folder from being snapshotted
-    steps_redone: int | None = None  # None: its metrics name no step
+    def __init__(self, log: Path) -> None:
+        """Learn it from an uninterrupted life's log, and the metrics beside it."""
+        *_, ended = recorded(log.with_name("metrics.jsonl"), "exit_code")
+        steps, lines = set(_steps(log)), _lines(log)
+        once = [line for line, count in Counter(lines).items() if count == 1 and line.strip()]
+        has_steps = len(steps) >= _FEW
+        self._lines = {} if has_steps else {line: number for number, line in enumerate(once, 1)}
+        self.last = max(steps) if has_steps else len(once) if len(once) >= _FEW else 0
+        self.seconds = float(ended["seconds"])
+
+    def reports(self, log: Path) -> list[Report]:
+        """Return a life as a program that reports would tell it, at its usual pace."""
+        done = self._done(log) if self.last else []
+        told: list[Report] = [{"at": n * self.seconds / self.last, "step": n} for n in done]
+        is_over = _OVER.search(log.read_text(errors="replace")) is not None
+        return [*told, {"at": told[-1]["at"] if told else 0.0, "final": ""}] if is_over else told
+
+    def _done(self, log: Path) -> list[int]:
+        if not self._lines:
+            seen = getattr(self, "_seen", 0)
+            steps = list(_steps(log))
+            self._seen = len(steps)
+            return steps[seen:]
+        found = [self._lines[line] for line in _lines(log) if line in self._lines]
+        for first in found:  # what is printed at each start is not followed by the next lines
+            rest = {number for number in found if number >= first}
+            if len(rest) >= _CONTIGUOUS * (max(found) - first + 1):
+                # A life that ended soon may have printed only what each start prints.
+                is_start = first == min(found) and max(found) < max(_FEW, self.last / 10)
+                return [] if is_start else [number for number in found if number >= first]
+        return []
 
 
-class _Watch:
-    """Observations of the current life."""
+def _steps(log: Path) -> Iterator[int]:
+    for record in recorded(log.with_name("metrics.jsonl"), "at"):
+        if record["at"] is not None:
+            yield int(record["at"])
 
-    def __init__(self, lives: Lives) -> None:
-        self.number = lives.number + 1
-        self.began: float | None = None  # unix seconds: it had restored, and its program started
-        self.step, self.has_snapshot = 0, False
-        self._quiet = QuietTime()
-        self._lives = lives
 
-    def look(self) -> float:
-        """Read what it has written; return the seconds it has been running for."""
-        num_begun = 0
-        for record in self._lives.metrics():
-            if record["kind"] == "resume":
-                # A resumed attempt must lose something too: only a commit of its own counts.
-                num_begun, self.has_snapshot = num_begun + 1, False
-            elif record["kind"] == "step":
-                self.step = int(record["step"])
-            elif record["kind"] == "commit":
-                self.has_snapshot = True
-        if self.began is None and num_begun == self.number:
-            self.began = time.time()
-        return 0.0 if self.began is None else time.time() - self.began
-
-    def is_saving(self) -> bool:
-        """Whether its program has started, and writes to its folder."""
-        has_begun = self.began is not None or self.look() > 0
-        return has_begun and self._quiet.look_at(self._lives.checkpoints)
-
-    def obstacle(self) -> str | None:
-        """Return what keeps its folder from being snapshotted, as a clause."""
-        self._quiet.look_at(self._lives.checkpoints)
-        if (listing := self._quiet.listing) is None or listing.is_empty:
-            return "it had saved nothing by then"
-        if not self._quiet.is_closed() and (held := self._quiet.found_open) is not None:
-            return f"{held} stays open for writing"
-        seconds = time.time() - listing.written_ns / 1e9
-        return f"{listing.newest!r} changed {seconds:.1f} s before"
+def _lines(log: Path) -> list[str]:
+    """Return what the program itself has printed."""
+    own = log.read_text(errors="replace").partition(_STARTED)[2].splitlines()[1:]
+    return [line for line in own if _OWN_LINE.match(line)]
 
 
 class _ProgramRun:
     """A run of the program in a folder, under the options of `run` that were given."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._lives = Lives(folder=folder, options=[*_given(options)])
-        self._store = open_store(self._lives.run_uri)
-        self._interruptions: list[_Interruption] = []
-        self._began = time.monotonic()
+    def __init__(self, options: argparse.Namespace, folder: Path, **lives: Any) -> None:
+        given = [*_given(options), f"--notice-budget-seconds={Lives.NOTICE_SECONDS}"]
+        # All runs have the same paths, as what a program saves may contain them.
+        machine = folder.with_name("machine")
+        self.lives = Lives(folder=folder, options=given, first=_STARTED, machine=machine, **lives)
+        self.store, self.faults = open_store(self.lives.run_uri), folder / "faults"
 
     def finish(self) -> ProgramRun:
         """Run it to its end."""
-        code = self._lives.live()
+        code = self.lives.live()
         if code != Exit.FINISHED:
-            self._fail(code)
-        found = self._store.get(RECEIPT)
+            self._fail(code, "without any interruption" if self.lives.number == 1 else "at its end")
+        return self.result()
+
+    def killed(self, hows: Sequence[ExitKind], rng: random.Random, span: float) -> Account:
+        """Run it to its end on a store with faults, with these interruptions."""
+        self.lives.trainer = "training.proof.check.faulty_folder"
+        self.lives.environment |= {"FAULTS": str(self.faults), "FAULT_RATE": str(_FAULT_RATE)}
+        account = self.lives.killed(*hows, answers=[""] * len(hows), rng=rng, span=span)
+        if account.never_back:
+            self._fail(account.never_back[0].rpartition(" ")[2], "after an interruption")
+        self.lives.trainer = "training"  # reading all of a run's history would meet a fault
+        self.finish()
+        return account
+
+    def result(self) -> ProgramRun:
+        """Return what the finished run has left."""
+        found = self.store.get(RECEIPT)
         assert found is not None, "a finished run has a receipt"
         receipt = json.loads(found.data)
         return ProgramRun(
-            losses=losses_by_step(History.read(self._store).lines),
-            files=receipt["final_files"],
+            losses=losses_by_step(History.read(self.store).lines),
+            files={**receipt["final_files"], **receipt.get("checkpoint_files", {})},
             interruptions=receipt["interruptions"],
-            seconds=time.monotonic() - self._began,
+            seconds=receipt["seconds"],
             num_snapshots=receipt["snapshots"],
-            snapshot_seconds=_first_snapshot(self._store),
         )
 
-    def interrupted(self, whole: ProgramRun, num_kills: int) -> ProgramRun:
-        """Run it with a kill before a snapshot and after each equal share, and a notice."""
-        first, last = whole.snapshot_seconds, max(whole.losses, default=0)
-        share = whole.seconds / (num_kills + 1)
-        early = (share if first is None else first) / 2
+    def exposures(self) -> Iterator[tuple[int, float]]:
+        """Yield each life's times without a snapshot of the work, its last one last, in seconds."""
+        commits = Events.read(self.store, "committed")
+        for began in Events.read(self.store, "take-over"):
+            safe, writer = _unix(began), began["instance_id"]
+            number = int(writer.rpartition("-")[2])
+            for event in commits:
+                if event["instance_id"] == writer:
+                    yield number, _unix(event) - safe
+                    safe = max(safe, event["written_at"])
+            yield number, self.lives.ended[number - 1] - safe
 
-        def is_done(watch: _Watch, number: int) -> bool:
-            seconds, step = watch.look(), last * number / (num_kills + 1)
-            is_there = watch.step >= step if step else seconds >= share
-            return bool(seconds) and is_there and (watch.has_snapshot or first is None)
+    def ages(self, account: Account) -> Iterator[float]:
+        """Yield for each loss of the account how old its newest snapshot was, in seconds."""
+        last, before = dict(self.exposures()), 0
+        for until in account.lives:
+            # A life that showed nothing is lost with the next.
+            yield sum(last.get(number, 0.0) for number in range(before + 1, until + 1))
+            before = until
 
-        self._kill("before its first snapshot", False, lambda watch: watch.look() >= early)
-        for number in range(1, num_kills + 1):
-            self._kill("later", True, partial(is_done, number=number))
-        self._notice()
-        run = self.finish()
-        begun = [int(line["step"]) for line in self._lives.metrics() if line["kind"] == "resume"]
-        for one in self._interruptions:
-            if (last or one.step) and one.attempt < len(begun):
-                one.steps_redone = max(0, one.step - begun[one.attempt])
-            if one.seconds_lost is None:
-                one.seconds_lost = run.interruptions[one.attempt - 1]["seconds_lost"]
-        return replace(run, interruptions=[asdict(one) for one in self._interruptions])
-
-    def _kill(self, when: str, is_late: bool, is_due: Callable[[_Watch], bool]) -> None:
-        watch, obstacle = _Watch(self._lives), list[str | None]()
-
-        def is_hit() -> bool:
-            if is_due(watch):
-                obstacle.append(watch.obstacle())
-            return bool(obstacle)
-
-        end = End(exit="kill", is_due=is_hit, poll_seconds=_POLL_SECONDS)
-        if self._lives.live(end=end) != -signal.SIGKILL or not obstacle:
-            return  # it ended sooner
-        assert watch.began is not None
-        written = [event["written_at"] for event in Events.read(self._store, "committed")]
-        head = Head.read(self._store)
-        costs_all = is_late and (head is None or not head.checkpoints)
-        self._interruptions.append(
-            _Interruption(
-                what=f"killed {when}",
-                attempt=watch.number,
-                step=watch.step,
-                is_late=is_late,
-                seconds_lost=time.time() - max([watch.began, *written]),
-                costs_all=costs_all,
-                why=obstacle[0] if costs_all else None,
-            )
-        )
-
-    def _notice(self) -> None:
-        watch = _Watch(self._lives)
-        end = End(exit="notice", is_due=watch.is_saving, seconds=math.inf)
-        budget = f"--notice-budget-seconds={_NOTICE_SECONDS}"
-        if self._lives.live(budget, end=end) == Exit.INTERRUPTED:
-            watch.look()
-            what = "a notice inside a save"
-            self._interruptions.append(
-                _Interruption(what=what, attempt=watch.number, step=watch.step, is_late=False)
-            )
-
-    def _fail(self, code: int) -> NoReturn:
-        lines = self._lives.log.read_text(errors="replace").splitlines()
+    def _fail(self, code: object, when: str) -> NoReturn:
+        lines = self.lives.log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         message = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
         if code == Exit.USER:
             raise UserError(message)
-        when = "after an interruption" if self._interruptions else "without any interruption"
         raise UserError(f"the program failed {when} (exit code {code}): {message}")
 
 
-def _first_snapshot(store: Store) -> float | None:
-    """Seconds until the first snapshot that was taken while the program ran."""
-    began = datetime.fromisoformat(Events.read(store, "take-over")[0]["time"])
-    for event in Events.read(store, "committed"):
-        if event["reason"] != "exit":
-            return (datetime.fromisoformat(event["time"]) - began).total_seconds()
-    return None
+def _unix(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["time"]).timestamp()
 
 
 def _given(options: argparse.Namespace) -> Iterator[str]:
@@ -482,8 +195,175 @@ def _given(options: argparse.Namespace) -> Iterator[str]:
                 yield f"--{name.replace('_', '-')}={value}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Findings:
+    """What an uninterrupted run, another one, and those with interruptions have shown."""
+
+    whole: ProgramRun
+    own: Difference  # of the first two
+    interrupted: ProgramRun
+    found: Difference  # of that
+    hows: Sequence[ExitKind]  # that happened
+    num_planned: int
+    accounts: Sequence[Account]
+    commits: Sequence[Mapping[str, Any]]  # events of all runs
+    exposure: float  # the most seconds without a snapshot of the work
+    ages: Sequence[float]  # of the newest snapshot, by loss
+    num_faults: int
+
+    @classmethod
+    def of(
+        cls,
+        whole: ProgramRun,
+        own: Difference,
+        runs: Sequence[_ProgramRun],
+        accounts: Sequence[Account],
+        ends: Sequence[ProgramRun],
+        hows: Sequence[ExitKind],
+        num_planned: int,
+    ) -> "_Findings":
+        """Compile what the runs have shown, the first two of them uninterrupted."""
+        worst = next((one for one in ends if not difference(one, whole).is_none), ends[-1])
+        pairs = zip(runs[2:], accounts, strict=True)
+        return cls(
+            whole=whole,
+            own=own,
+            interrupted=worst,
+            found=difference(worst, whole),
+            hows=hows,
+            num_planned=num_planned,
+            accounts=accounts,
+            commits=[event for run in runs for event in Events.read(run.store, "committed")],
+            exposure=max(seconds for run in runs for _, seconds in run.exposures()),
+            ages=[age for run, account in pairs for age in run.ages(account)],
+            num_faults=sum(StatusFile(run.faults).num_faults for run in runs[2:]),
+        )
+
+    def certificate(self, config: Mapping[str, Any]) -> Certificate:
+        """Return it; `config` has the program and the checksum of its code."""
+        reason, rows = self._objection(), dict(self._rows(config["quiet_seconds"]))
+        return Certificate(
+            is_good=not reason,
+            summary=reason or f"at most {rows['lost at most']}; bits {rows['bits']}",
+            rows=rows,
+            code_sha256=config["source_sha256"],
+            program={n: v for n, v in config.items() if n not in ("source_sha256", "certificate")},
+            certified_on=datetime.now(UTC).date().isoformat(),
+            version=_version(),
+        )
+
+    @property
+    def _costs_all(self) -> bool:
+        """Whether there was never anything to resume from while it ran."""
+        return all(event["reason"] in ("exit", "notice") for event in self.commits)
+
+    @property
+    def _redone(self) -> list[float]:
+        return [seconds for account in self.accounts for seconds in account.lost]
+
+    @property
+    def _lost(self) -> list[float]:
+        """Seconds of work, by loss: what was done again, and at least what no snapshot had."""
+        return [*map(max, self._redone, self.ages)]
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether it went on from less than was saved, and no start had failed."""
+        slack, failed = (
+            max(_SLACK_SECONDS, self.whole.seconds / 4),
+            any(a.torn for a in self.accounts),
+        )
+        pairs = zip(self._redone, self.ages, strict=True)
+        return not failed and any(lost > _MARGIN * age + slack for lost, age in pairs)
+
+    def _objection(self) -> str:
+        """Return what stands against a certificate."""
+        if self._costs_all:
+            return (
+                "an interruption costs all, as no snapshot was taken while it ran; call commit() "
+                "after each save, save to new files and rename them, or lower --quiet-seconds "
+                "(docs/your-script.md)"
+            )
+        if self._goes_back:
+            redone = max(number for account in self.accounts for number in account.redone)
+            return (
+                f"it goes on from less than it has saved: {redone} of its steps or lines were "
+                f"done again, about {max(self._redone):.0f} s, though its snapshots were "
+                f"{statistics.mean(self.ages):.0f} s old on average; see which file it loads (by "
+                "name, ckpt_9 is after ckpt_10)"
+            )
+        if self.found.is_none:
+            return ""
+        why = "two uninterrupted runs differ as well: seed it first, then check again"
+        if self.own.is_none:
+            why = "its checkpoint lacks something, such as random states or the place in the epoch "
+            why += "(docs/port.md)"
+        return f"interrupted, it ends differently: {_compared(self.found)}; {why}"
+
+    def _rows(self, quiet_seconds: float) -> Iterator[tuple[str, str]]:
+        lost, most = self._lost, max([self.exposure, *self._lost])
+        bound = f"{math.ceil(_MARGIN * most)} s of work, with saves as far apart as here"
+        no_bound = f"all since the start: no bound is known, and {most:.0f} s were seen"
+        yield "lost at most", no_bound if self._costs_all or self._goes_back else bound
+        mean = f"{statistics.mean(lost):.1f} s" if lost else "not known"
+        yield "on average", f"{mean}, in {len(lost)} interruptions"
+        yield "bits", self._bits()
+        counts = [f"{number} {_WORDS[how]}" for how, number in Counter(self.hows).items()]
+        failed = sum(len(account.torn) for account in self.accounts)
+        more = f", {failed} starts that failed before one went on" if failed else ""
+        faults = f"{self.num_faults} faults of its store"
+        yield "interruptions", f"{', '.join(counts)}, most in a save; {faults}{more}"
+        rule = self._rule(quiet_seconds)
+        yield "habit", _RULES.get(rule, rule).format(quiet_seconds)
+        less = "saving more often" if rule == "commit" else "commit() after each save: one save"
+        yield "would lose less", less
+        yield "not tried", "; ".join(self._untried())
+
+    def _bits(self) -> str:
+        if not (self.own.is_none and self.found.is_none):
+            who = "interrupted" if self.own.is_none else "two uninterrupted runs, too"
+            return f"differ ({who}): {_compared(self.found if self.own.is_none else self.own)}"
+        num_files, losses = len(self.whole.files), self.whole.losses.keys()
+        # A machine may die before it reports a loss.
+        num_losses = len(losses & self.interrupted.losses.keys())
+        told = f"{num_losses} losses equal, as printed" if num_losses else "it reports no losses"
+        files = f"equal in {num_files} files" if num_files else "not compared, as it leaves no file"
+        return f"{files}; {told}"
+
+    def _rule(self, quiet_seconds: float) -> str:
+        """Return the rule by which most snapshots were taken, from their events."""
+        rules, stops = Counter[str](), dict[str, float]()
+        for event in self.commits:
+            rule, name = event["reason"], event["instance_id"]
+            if rule == "quiet":
+                age = _unix(event) - event["seconds"] - event["written_at"]
+                rule = "quiet" if age > 0.9 * quiet_seconds else "pattern"
+            elif rule == "crash-consistent":
+                pause, stops[name] = _unix(event) - stops.get(name, -math.inf), _unix(event)
+                rule = "replacing" if pause < 3 * quiet_seconds else "restless"
+            rules[rule] += event["reason"] not in ("exit", "notice")
+        (rule, number), *_ = [*rules.most_common(1), ("", 0)]
+        return rule if number else "none was recognized: it was only saved at an end"
+
+    def _untried(self) -> Iterator[str]:
+        if (missing := self.num_planned - len(self.hows)) > 0:
+            yield f"{missing} of {self.num_planned} interruptions, as it ended before"
+        if not self._lost:
+            yield "what a restart reads, as it prints nothing that shows where it goes on"
+        if not Path("/dev/nvidiactl").exists():
+            yield "a GPU"
+        yield f"S3; two minutes' notice (here {Lives.NOTICE_SECONDS:g} s); several machines"
+
+
+def _version() -> str:
+    """Return the project's version, and the checksum of what saves a program."""
+    room = Path(__file__).parents[2]
+    project = tomllib.loads((room.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    return f"{project['project']['version']} ({source_sha256(room / 'durable')[:8]})"
+
+
 def check_program(options: argparse.Namespace) -> int:
-    """Run the program three times and compare; exit code 1: an interruption changes the result."""
+    """Run the program to its end again and again, and compare; exit code 1: not certified."""
     if options.name is not None:
         raise UserError(f"got both {options.name!r} and a program; check one at a time")
 
@@ -492,51 +372,73 @@ def check_program(options: argparse.Namespace) -> int:
             print(line, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        whole = _ProgramRun(options, Path(folder, "whole")).finish()
-        _refuse_untestable(whole)
-        say(
-            f"[ok] uninterrupted: {len(whole.losses)} losses, {whole.num_snapshots} snapshots, "
-            f"{len(whole.files)} final files, {whole.seconds:.0f} s"
-        )
-        own = difference(_ProgramRun(options, Path(folder, "again")).finish(), whole)
-        say(f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
-        interrupted = _ProgramRun(options, Path(folder, "killed")).interrupted(whole, options.kills)
-    late = [one for one in interrupted.interruptions if one["is_late"]]
-    if not late:
-        raise UserError(
-            "the program ended each time before it could be killed after a snapshot, so nothing "
-            "was tested; let it save sooner, train longer, or lower --quiet-seconds"
-        )
-    found = difference(interrupted, whole)
-    costs_all = any(one["costs_all"] for one in late)
+        findings, config = _played(options, Path(folder), say)
+    certificate = findings.certificate(config)
     if options.json:
-        record = {
-            "is_equal": found.is_none,
-            "costs_all": costs_all,
-            "uninterrupted": asdict(whole),
-            "interrupted": asdict(interrupted),
-            "difference_of_two_uninterrupted": asdict(own),
-            "difference": asdict(found),
+        told = {
+            "is_equal": findings.found.is_none,
+            "uninterrupted": asdict(findings.whole),
+            "interrupted": asdict(findings.interrupted),
+            "difference_of_two_uninterrupted": asdict(findings.own),
+            "difference": asdict(findings.found),
+            "certificate": asdict(certificate),
         }
-        print(json.dumps(record, indent=1))
-    else:
-        _show(interrupted, own, found)
-    return Exit.FINISHED if found.is_none and not costs_all else Exit.FAILED
+        print(json.dumps(told, indent=1))
+    _keep(certificate, options.source, say)
+    return Exit.FINISHED if certificate.is_good else Exit.FAILED
 
 
-def _refuse_untestable(whole: ProgramRun) -> None:
-    """Raise UserError if a comparison could show nothing."""
+def _played(
+    options: argparse.Namespace, folder: Path, say: Callable[[str], None]
+) -> tuple[_Findings, Mapping[str, Any]]:
+    """Play the program; return what was found, and its config.json's config."""
+    runs = [_ProgramRun(options, folder / name) for name in ("whole", "again")]
+    whole, log = runs[0].finish(), runs[0].lives.log
     if not whole.num_snapshots:
         raise UserError(
-            "the program saved nothing to its checkpoint folder, so any interruption starts it "
-            "from scratch; save to $SM_CHECKPOINT_DIR, and load from there at the start"
+            "the program saved nothing to its checkpoint folder, so each interruption loses "
+            "everything; save to $SM_CHECKPOINT_DIR, and load from there at the start"
         )
-    if not whole.files and not any(map(math.isfinite, whole.losses.values())):
+    say(
+        f"[ok] uninterrupted: {len(whole.losses)} losses, {whole.num_snapshots} snapshots, "
+        f"{len(whole.files)} final files, {whole.seconds:.0f} s"
+    )
+    own = difference(runs[1].finish(), whole)
+    say(f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
+    hows = [*islice(cycle(Lives.EXITS), options.kills * len(Lives.EXITS))]
+    wait, rng = _LATEST * _Course(log).seconds, random.Random(1)
+    say(f"[check] now {len(hows)} interruptions, each up to {wait:.0f} s after a start")
+    accounts, ends = list[Account](), list[ProgramRun]()
+    lives = {"limit_seconds": max(_LEAST_SECONDS, _MOST_TIMES * whole.seconds), "say": say}
+    while (num := sum(one.kills for one in accounts)) < len(hows):
+        if accounts and not accounts[-1].kills:
+            break  # it is too short
+        lives |= {"reporter": _Course(log).reports, "wait_seconds": wait}
+        runs.append(_ProgramRun(options, folder / f"killed-{len(ends)}", **lives))
+        accounts.append(runs[-1].killed(hows[num:], rng, min(_SPAN, wait / 6)))
+        ends.append(runs[-1].result())
+    record = RunConfig.read(runs[0].store)
+    if not num or record is None:
         raise UserError(
-            "the program shows nothing to compare; name its loss with --metric, as in "
-            "--metric 'step=step ([0-9]+)' --metric 'loss=loss ([0-9.]+)', or write its model to "
-            "$SM_MODEL_DIR"
+            "the program ended each time before it could be interrupted, so nothing was tested; "
+            "let it train longer"
         )
+    return _Findings.of(whole, own, runs, accounts, ends, hows[:num], len(hows)), record.config
+
+
+def _keep(certificate: Certificate, source: Path, say: Callable[[str], None]) -> None:
+    """Show the certificate, and keep it in the program's folder, unless that has changed."""
+    for name, text in certificate.rows.items():
+        say(f"  {name + ':':17}{text}")
+    verdict = "[ok] certified" if certificate.is_good else "[failed] not certified"
+    say(f"{verdict}: {certificate.summary}")
+    if certificate.code_sha256 != source_sha256(source):
+        raise UserError(f"{source} changed during the check; check it again")
+    try:
+        certificate.write(source)
+        say(f"  kept as {source / CERTIFICATE}")
+    except OSError as error:
+        say(f"[note] the certificate is not kept in {source}: {error.strerror}")
 
 
 def _compared(found: Difference) -> str:
@@ -549,40 +451,6 @@ def _compared(found: Difference) -> str:
             f"by up to {found.largest:.4g}"
         )
     if found.files:
-        words.append(f"other files: {', '.join(found.files)}")
+        more = f" and {len(found.files) - 5} more" if found.files[5:] else ""
+        words.append(f"other files: {', '.join(found.files[:5])}{more}")
     return "; ".join(words)
-
-
-def _show(interrupted: ProgramRun, own: Difference, found: Difference) -> None:
-    for one in interrupted.interruptions:
-        redone = "steps redone: unknown, as its metrics name no step"
-        if one["steps_redone"] is not None:
-            redone = f"{one['steps_redone']} steps redone"
-        lost = "?" if one["seconds_lost"] is None else f"{one['seconds_lost']:.1f}"
-        print(f"  {one['what']}: {lost} s lost, {redone}")
-    if found.missing:
-        print(
-            f"  losses known of only one run: {len(found.missing)}, from step {found.missing[0]} on"
-        )
-    if not found.is_none:
-        print(f"[failed] interrupted, it ends differently: {_compared(found)}")
-        if own.is_none:
-            print("  Uninterrupted, it ends the same each time: its checkpoint lacks something,")
-            print("  such as random states or the place in the epoch. docs/port.md shows a remedy.")
-        else:
-            print("  Two uninterrupted runs differ as well: seed it first, then check again.")
-    late = [one for one in interrupted.interruptions if one["is_late"]]
-    if in_vain := [one for one in late if one["costs_all"]]:
-        print(
-            f"[failed] {'bit for bit, but ' if found.is_none else ''}an interruption costs all: "
-            f"{len(in_vain)} of {len(late)} kills found no snapshot to resume from "
-            f"({in_vain[0]['why']})"
-        )
-        print("  Call commit() after each save, save to new files and rename them, or lower")
-        print("  --quiet-seconds. docs/your-script.md says when a snapshot is taken.")
-    elif found.is_none:
-        print(
-            f"[ok] {len(interrupted.interruptions)} interruptions change nothing: bit for bit; "
-            f"a kill after the first snapshot costs up to "
-            f"{max(one['seconds_lost'] for one in late):.1f} s"
-        )

@@ -45,6 +45,7 @@ def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun
     page = run.page
     assert [part for part in parts if part not in page] == []
     assert "None yet" not in page
+    assert "<td>is</td><td>no certificate: what an interruption costs it was not tried" in page
 
 
 def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: ProgramRun) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.proof.check.program import ExitKind, Lives
+from training.proof.check.lives import ExitKind, Lives
 
 # It writes half of its file, says so, and then waits for its death.
 TEARS = """
@@ -34,7 +34,7 @@ def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: Ex
         return Lives(folder=tmp_path / name, alone=[sys.executable, str(tmp_path / "tears.py")])
 
     assert lives("whole").uninterrupted().final == "a"
-    found = lives("killed").killed(how, ["slow"], random.Random(0), 0.5)
+    found = lives("killed").killed(how, answers=["slow"], rng=random.Random(0), span=0.5)
     assert found.kills == 1 and found.final is None
     assert len(found.torn) == 4 and "killed/log-2 (slow): state" in found.torn[0]
     assert len(found.never_back) == 1

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from training.proof.check.program import Account, Report, recorded
+from training.proof.check.lives import Account, Report, recorded
 
 
 def steps(first: int, last: int, at: float) -> list[Report]:
