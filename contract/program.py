@@ -58,6 +58,8 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     channels: tuple[str, ...] = ("training",)  # one: the whole dataset; several: its folders
     working_folder: str = "."  # within the source folder
+    # Files and folders below the working folder that are saved like the checkpoint folder.
+    keep: tuple[str, ...] = ()
     requirements: str = USUAL_REQUIREMENTS  # a file of the source that the boot installs; "": none
     interpreter: str = ""  # what `python` in the command is; "": the one that runs this project
     notice_signal: str = "SIGTERM"
@@ -71,7 +73,9 @@ class Program:
         for name, value in self.environment.items():
             _check_variable(name, value)
         _check_channels(self.channels)
-        _check_working_folder(self.working_folder)
+        _check_below("the working folder", self.working_folder, "the source folder")
+        for name in self.keep:
+            _check_below("the path to keep", name, "the working folder")
         if re.search(r"[\s\0]", self.interpreter):
             raise UserError(
                 f"the interpreter {self.interpreter!r} is not a single word; use a path or a name"
@@ -130,7 +134,7 @@ def _typed(name: str, key: str, value: Any) -> Any:
                 for one, text in value.items()
             }
         wanted = "an object of names and values"
-    elif key == "channels":
+    elif key in ("channels", "keep"):
         if isinstance(value, list) and all(isinstance(one, str) for one in value):
             return tuple(value)
         wanted = "a list of names"
@@ -228,12 +232,10 @@ def _check_channels(channels: tuple[str, ...]) -> None:
         )
 
 
-def _check_working_folder(folder: str) -> None:
-    path = PurePosixPath(folder)
-    if not folder or path.is_absolute() or ".." in path.parts or "\0" in folder:
-        raise UserError(
-            f"the working folder {folder!r} is not within the source folder; give a relative path"
-        )
+def _check_below(what: str, name: str, folder: str) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or name[0] in "~$":
+        raise UserError(f"{what} {name!r} is not within {folder}; give a relative path")
 
 
 def _check_definitions(definitions: tuple[tuple[str, str], ...]) -> None:

@@ -26,6 +26,7 @@ from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.ranks import Hosts
 from training.durable.errors import MachineError
 from training.durable.program.process import resolve_command
+from training.durable.save.snapshots.listing import Mirrored, Root
 from training.durable.store.folder import write_whole
 
 SAGEMAKER_ROOT = Path("/opt/ml")
@@ -378,6 +379,7 @@ class ProgramOptions(AttemptOptions):
         return {
             **asdict(program),
             "channels": list(program.channels),
+            "keep": list(program.keep),
             "metric_definitions": [list(pair) for pair in program.metric_definitions],
             "source_sha256": source,
             "certificate": certified(self.source, program),
@@ -387,6 +389,15 @@ class ProgramOptions(AttemptOptions):
     def container(self) -> Container:
         """The folders of the program."""
         return Container(root=self.root)
+
+    @property
+    def mirrored(self) -> Root:
+        """What is saved and restored: the checkpoint folder, and what the program has to keep."""
+        program, container = self.program, self.container
+        if not program.keep:
+            return container.checkpoints
+        working = container.code / program.working_folder
+        return Mirrored(folder=container.checkpoints, working=working, keep=program.keep)
 
     @property
     def notice_file(self) -> Path:

@@ -104,7 +104,7 @@ class _ProgramJob:
         options = self._options
         with self._meeting(supervisor) as snapshot:
             supervisor.follow()
-            restore_as(options.store, snapshot, options.container.checkpoints)
+            restore_as(options.store, snapshot, options.mirrored)
             self._prepare()
             options.notice_file.unlink(missing_ok=True)
             with self._process(self._command.variables, sys.stdout.fileno()) as process:

@@ -28,6 +28,7 @@ from training.durable.record.history import History
 from training.durable.record.metrics import Events, Metrics
 from training.durable.report.receipt import RunResult, interruption_facts
 from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.snapshots.listing import Mirrored
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import write_whole
 from training.durable.store.local_dataset import sha256_of
@@ -151,13 +152,15 @@ class ProgramWatch:
     """
 
     def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
-        container = options.container
+        container, mirrored = options.container, options.mirrored
+        kept = mirrored.kept if isinstance(mirrored, Mirrored) else ()
+        folders = [container.output, *(mirrored / str(one) for one in ("", *kept))]
         self._options = options
         self._run = run
         self._progress = ReportedProgress(run.metrics)
         self._reader = MetricReader(
             definitions=options.program.metric_definitions,
-            folders=[container.output, container.checkpoints],
+            folders=folders,
         )
         self._reading = threading.Lock()
         self._shared_memory = SharedMemory(run.store.uri)
@@ -170,7 +173,7 @@ class ProgramWatch:
         )
         self._mirror = Mirror(
             publisher,
-            folder=container.checkpoints,
+            folder=mirrored,
             work=options.root / ".mirror",
             quiet_seconds=options.program.quiet_seconds,
             note=self._note,

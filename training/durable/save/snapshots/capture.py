@@ -22,6 +22,7 @@ from training.durable.save.snapshots.listing import (
     ChangedError,
     FileState,
     Listing,
+    Root,
     SnapshotError,
     list_folder,
     settled,
@@ -146,14 +147,14 @@ class Capture:
         if self.staging is not None:
             shutil.rmtree(self.staging, ignore_errors=True)
 
-    def refuse_changed(self, root: Path) -> None:
+    def refuse_changed(self, root: Root) -> None:
         """Raise ChangedError if the folder is no longer what was listed."""
         if path := self.listing.difference(list_folder(root, self.listing.logs)):
             raise ChangedError(f"{path!r} changed while it was captured")
 
 
 def capture(
-    root: Path,
+    root: Root,
     staging: Path,
     known: Known,
     *,

@@ -34,9 +34,14 @@ from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint
 from training.durable.record.lease import Lease
 from training.durable.save.publish import CheckpointPublisher, FailedSaves, Save, seconds_until
 from training.durable.save.snapshots.capture import Capture, CapturedFile, Known, Pack, packed
-from training.durable.save.snapshots.listing import ChangedError, FileState, SnapshotError
+from training.durable.save.snapshots.listing import (
+    ChangedError,
+    FileState,
+    Root,
+    SnapshotError,
+    places_of,
+)
 from training.durable.save.snapshots.snapshot import (
-    FOLDER,
     SMALL_BYTES,
     SNAPSHOT,
     Content,
@@ -415,7 +420,7 @@ class FolderSave(Save):
                 for path, f in listing.folders.items()
             ),
             blobs={blob: sizes[blob] for blob in needed},
-            note={**capture.note, FOLDER: str(self._saves.root.absolute())},
+            note={**capture.note, **places_of(self._saves.root)},
             hard_links=listing.hard_links,
         )
 
@@ -457,7 +462,7 @@ class CommittedSnapshot:
 class FolderSaves:
     """Commits one capture after another; the blobs know what the store already has."""
 
-    def __init__(self, publisher: CheckpointPublisher, root: Path, blobs: Blobs) -> None:
+    def __init__(self, publisher: CheckpointPublisher, root: Root, blobs: Blobs) -> None:
         self.last: CommittedSnapshot | None = None
         self.error: BaseException | None = None  # what has ended the saves
         self.root = root

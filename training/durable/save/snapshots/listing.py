@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 # The kernel's clock ticks every 1 to 10 ms; a second change within a tick leaves the same times.
 _TICK_NS = 20_000_000
@@ -22,6 +23,9 @@ _SECOND_NS = 1_000_000_000
 _LOGS = ("events.out.tfevents.*", "*.log")
 # What mkfs puts into the root of a volume.
 _NOT_OURS = "lost+found"
+# In paths: the program's working folder.
+KEPT = "@working_folder"
+FOLDER = "folder"  # in a note: where the checkpoint folder was
 
 
 class SnapshotError(RuntimeError):
@@ -30,6 +34,32 @@ class SnapshotError(RuntimeError):
 
 class ChangedError(SnapshotError):
     """The folder changed while it was captured; try again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mirrored:
+    """A checkpoint folder, and what is kept of the working folder, whose paths begin with KEPT."""
+
+    folder: Path
+    working: Path
+    keep: tuple[str, ...]
+
+    def __truediv__(self, path: str) -> Path:
+        first, _, rest = path.partition("/")
+        return self.working / rest if first == KEPT else self.folder / path
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    __str__ = __fspath__
+
+    @property
+    def kept(self) -> list[PurePosixPath]:
+        """What is kept, as paths of a snapshot; the names may be of files, and not be there yet."""
+        return [PurePosixPath(KEPT, name) for name in self.keep]
+
+
+Root: TypeAlias = Path | Mirrored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,27 +193,36 @@ def is_named_log(path: str) -> bool:
     return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in _LOGS)
 
 
-def leaves(root: Path, path: str, target: str) -> bool:
+def places_of(root: Root) -> dict[str, str]:
+    """Return where the checkpoint folder is and, if some of it is kept, the working folder."""
+    places = {FOLDER: Path(root)}
+    if isinstance(root, Mirrored):
+        places[KEPT] = root.working
+    return {name: str(place.absolute()) for name, place in places.items()}
+
+
+def leaves(root: Root, path: str, target: str) -> bool:
     """Whether a link points to something outside of the folder."""
-    points_to = os.path.normpath(root / Path(path).parent / target)
-    return Path(points_to) != root and root not in Path(points_to).parents
+    points_to = Path(os.path.normpath((root / path).parent / target))
+    kept = root.kept if isinstance(root, Mirrored) else ()
+    return not any(points_to.is_relative_to(root / str(one)) for one in ("", *kept))
 
 
-def list_folder(root: Path, logs: frozenset[str] | None = None) -> Listing:
+def list_folder(root: Root, logs: frozenset[str] | None = None) -> Listing:
     """List the folder now; SnapshotError if it is missing or a part of it cannot be listed."""
     files: dict[str, FileState] = {}
     links: dict[str, str] = {}
     folders: dict[str, FileState] = {}
     skipped: dict[str, str] = {}
     began_ns = time.time_ns()
-    for path, found, entry in sorted(_walk(root), key=itemgetter(0)):
+    for path, found in sorted(_walk(root), key=itemgetter(0)):
         if stat.S_ISREG(found.st_mode):
             files[path] = FileState.of(found)
         elif stat.S_ISDIR(found.st_mode):
             folders[path] = FileState.of(found)
         elif stat.S_ISLNK(found.st_mode):
             try:
-                links[path] = str(Path(entry.path).readlink())
+                links[path] = str((root / path).readlink())
             except OSError:  # replaced in the meantime
                 continue
         else:
@@ -193,7 +232,7 @@ def list_folder(root: Path, logs: frozenset[str] | None = None) -> Listing:
     )
 
 
-def settled(root: Path, logs: frozenset[str] | None = None) -> Listing:
+def settled(root: Root, logs: frozenset[str] | None = None) -> Listing:
     """List the folder once any later change will show in a file's times; may raise ChangedError."""
     for _ in range(5):
         listing = list_folder(root, logs)
@@ -203,9 +242,13 @@ def settled(root: Path, logs: frozenset[str] | None = None) -> Listing:
     raise ChangedError(f"{listing.newest} is being written")
 
 
-def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
+def _walk(root: Root) -> Iterator[tuple[str, os.stat_result]]:
     """Yield everything below a folder, except what vanishes in the meantime."""
     pending = [""]
+    if isinstance(root, Mirrored):
+        found_kept = dict(_walk_to_kept(root))
+        yield from found_kept.items()
+        pending += [f"{one}/" for one in root.kept if str(one) in found_kept]
     while pending:
         prefix = pending.pop()
         try:
@@ -220,6 +263,8 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
         for entry in found:
             if not prefix and entry.name == _NOT_OURS:
                 continue
+            if not prefix and entry.name == KEPT and isinstance(root, Mirrored):
+                raise SnapshotError(f"{entry.path} has a name that snapshots need; rename it")
             path = f"{prefix}{entry.name}"
             try:
                 about = entry.stat(follow_symlinks=False)
@@ -227,9 +272,21 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
                 continue
             except OSError as error:
                 raise SnapshotError(f"{entry.path}: {error.strerror}") from error
-            yield path, about, entry
+            yield path, about
             if stat.S_ISDIR(about.st_mode):
                 pending.append(f"{path}/")
+
+
+def _walk_to_kept(root: Mirrored) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what is kept, and the folders above it; a link there stands for what it leads to."""
+    for one in root.kept:
+        for path in map(str, (*reversed(one.parents[:-1]), one)):
+            try:
+                yield path, (root / path).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            except OSError as error:
+                raise SnapshotError(f"{error.filename}: {error.strerror}") from error
 
 
 def _differing(mine: Mapping[str, object], others: Mapping[str, object]) -> str:

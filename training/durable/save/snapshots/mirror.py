@@ -29,6 +29,7 @@ from training.durable.save.snapshots.folder_saves import (
 from training.durable.save.snapshots.listing import (
     ChangedError,
     Listing,
+    Root,
     SnapshotError,
     list_folder,
 )
@@ -49,7 +50,7 @@ _GRACE_SECONDS = 1.0
 _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
 
 
-def restore_as(store: Store, name: str, folder: Path) -> None:
+def restore_as(store: Store, name: str, folder: Root) -> None:
     """Fill a folder that is not mirrored from the snapshot of this name; empty it for ""."""
     head = Head.read(store) if name else None
     entry = next((one for one in head.checkpoints if one.name == name), None) if head else None
@@ -69,7 +70,7 @@ class Mirror:
         self,
         publisher: CheckpointPublisher,
         *,
-        folder: Path,
+        folder: Root,
         work: Path,
         quiet_seconds: float = 10.0,
         note: Callable[[], Mapping[str, Any]] = dict,
@@ -133,12 +134,14 @@ class Mirror:
         filled = found.content if found else fill(run.store, _NOTHING, self._folder)
         self._blobs.begin_with(filled.manifest, filled.files)
         self._blobs.found_damaged(filled.damaged)
+        listing = list_folder(self._folder)
+        if found is not None or not listing.is_empty:  # the source has files that are kept
+            self._watcher.captured = listing
         if found is not None:
             self._restored = found.entry
             self._watcher.says_when = filled.manifest.program_says_when
-            self._watcher.captured = list_folder(self._folder)
             self._watcher.growing.resume(filled.manifest.note)
-            self._doubted = self._watcher.captured if found.entry.is_tentative else None
+            self._doubted = listing if found.entry.is_tentative else None
             size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
             _log.info(
                 f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "

@@ -19,6 +19,7 @@ from typing import Any
 from training.durable.save.snapshots.listing import (
     FileState,
     Listing,
+    Root,
     SnapshotError,
     is_named_log,
     list_folder,
@@ -242,7 +243,7 @@ class GrowingFiles:
     been rewritten or replaced twice.
     """
 
-    def __init__(self, root: Path, quiet_seconds: float, pause_seconds: float) -> None:
+    def __init__(self, root: Root, quiet_seconds: float, pause_seconds: float) -> None:
         self.logs: frozenset[str] | None = None
         self._root = root
         self._quiet_seconds = quiet_seconds

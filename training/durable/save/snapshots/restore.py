@@ -24,9 +24,17 @@ from contract.keys import blob_key, second_key
 from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.errors import MachineError
 from training.durable.record.head import CheckpointEntry
-from training.durable.save.snapshots.listing import FileState, Listing, SnapshotError, list_folder
+from training.durable.save.snapshots.listing import (
+    KEPT,
+    FileState,
+    Listing,
+    Mirrored,
+    Root,
+    SnapshotError,
+    list_folder,
+    places_of,
+)
 from training.durable.save.snapshots.snapshot import (
-    FOLDER,
     SMALL_BYTES,
     Content,
     FolderManifest,
@@ -79,21 +87,26 @@ def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> FolderMa
     return manifest
 
 
-def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
-    """Make the folder what the snapshot was; may raise DamagedCheckpointError or StoreError."""
-    need = 0
+def fill(store: Store, manifest: FolderManifest, root: Root) -> Filled:
+    """Make the folder what the snapshot was; may raise DamagedCheckpointError or StoreError.
+
+    What is kept stays as the source has it if the snapshot is older than that.
+    """
+    if isinstance(root, Mirrored) and KEPT not in {one.path for one in manifest.folders}:
+        root = root.folder
+    need, folder = 0, Path(root)
     try:
-        if root.is_symlink() and not root.exists():
-            root.unlink()  # to a folder that went with another disk
-        root.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink() and not folder.exists():
+            folder.unlink()  # to a folder that went with another disk
+        folder.mkdir(parents=True, exist_ok=True)
         _refuse_names_that_collide(manifest, root)
         kept = _clear(manifest, root)
         linked = _to_link(manifest, kept)
         missing = [file for file in manifest.files if file.path not in kept | linked.keys()]
         need = sum(file.content.bytes for file in missing)
         _refuse_without_room(root, need)
-        for folder in manifest.folders:
-            (root / folder.path).mkdir(exist_ok=True)
+        for one in manifest.folders:
+            (root / one.path).mkdir(exist_ok=True)
         fetching = _Fetching(store, root, missing)
         fetching.run()
         for path, to in linked.items():
@@ -124,7 +137,7 @@ def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
     )
 
 
-def _clear(manifest: FolderManifest, root: Path) -> set[str]:
+def _clear(manifest: FolderManifest, root: Root) -> set[str]:
     """Delete what the snapshot does not hold; return the paths of files that already match it."""
     listing = list_folder(root)
     wanted = {file.path: file.content for file in manifest.files}
@@ -187,30 +200,33 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _point(manifest: FolderManifest, root: Path) -> Iterator[str]:
+def _point(manifest: FolderManifest, root: Root) -> Iterator[str]:
     """Make the links, last, so that nothing is written through one; yield what named another root.
 
     A link into the folder of the machine before becomes one into this folder.
     """
-    before, here, moved = str(manifest.note.get(FOLDER, root)), str(root.absolute()), []
-    for link in manifest.links:
-        target = link.target
-        if before != here and f"{target}/".startswith(f"{before}/"):
-            target = here + target.removeprefix(before)
-            moved.append(link.path)
-            (root / link.path).unlink(missing_ok=True)
-        if not (root / link.path).is_symlink():
-            (root / link.path).symlink_to(target)
-    if moved:
-        yield f"links into {before} now point into {here}: {_listed(moved)}"
+    targets = {link.path: link.target for link in manifest.links}
     small = [file for file in manifest.files if 0 < file.content.file_bytes <= _NAMING_BYTES]
-    name = os.fsencode(before)
-    named = [f.path for f in small if before != here and name in (root / f.path).read_bytes()]
-    if named:
-        yield (
-            f"{_listed(named)} names {before}, where this folder was on the machine before; here "
-            f"it is {here}: if the program reads that path, let it save relative ones"
-        )
+    for place, here in places_of(root).items():
+        before = str(manifest.note.get(place, here))
+        if before == here:
+            continue
+        moved = [path for path, to in targets.items() if f"{to}/".startswith(f"{before}/")]
+        targets |= {path: here + targets[path].removeprefix(before) for path in moved}
+        if moved:
+            yield f"links into {before} now point into {here}: {_listed(moved)}"
+        name = os.fsencode(before)
+        named = [file.path for file in small if name in (root / file.path).read_bytes()]
+        if named:
+            yield (
+                f"{_listed(named)} names {before}, where this folder was on the machine before; "
+                f"here it is {here}: if the program reads that path, let it save relative ones"
+            )
+    for path, target in targets.items():
+        link = root / path
+        if not link.is_symlink() or str(link.readlink()) != target:
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -218,7 +234,7 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(paths[:3]) + more
 
 
-def _date(manifest: FolderManifest, root: Path, kept: set[str]) -> Iterator[str]:
+def _date(manifest: FolderManifest, root: Root, kept: set[str]) -> Iterator[str]:
     """Set modes and times, oldest first: the times of change, which nobody can set, follow them.
 
     What is equal and older than all that is not stays untouched. Yield how many times of change
@@ -247,7 +263,7 @@ def _date(manifest: FolderManifest, root: Path, kept: set[str]) -> Iterator[str]
         yield f"{alike} of the oldest files have the same time of change (ctime) as others"
 
 
-def _differs(root: Path, saved: SavedFolder) -> bool:
+def _differs(root: Root, saved: SavedFolder) -> bool:
     found = FileState.of((root / saved.path).lstat())
     return (found.mode & 0o777, found.mtime_ns) != (saved.mode & 0o777, saved.mtime_ns)
 
@@ -266,7 +282,7 @@ def _change_after(changed: int, path: Path, mtime_ns: int, may_wait: bool) -> bo
 class _Fetching:
     """Files on their way from the store into a folder."""
 
-    def __init__(self, store: Store, root: Path, files: Sequence[SavedFile]) -> None:
+    def __init__(self, store: Store, root: Root, files: Sequence[SavedFile]) -> None:
         self._store = store
         self._root = root
         self.damaged: set[str] = set()
@@ -405,7 +421,7 @@ def _checksum(path: Path, part_bytes: int) -> str:
                 return checksum_of(digests)
 
 
-def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> None:
+def _refuse_without_room(root: Root, need: int, *, is_full: bool = False) -> None:
     about = os.statvfs(root)
     free = about.f_bavail * about.f_frsize
     if is_full or free < need:
@@ -417,7 +433,7 @@ def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> Non
         )
 
 
-def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
+def _refuse_names_that_collide(manifest: FolderManifest, root: Root) -> None:
     names: dict[str, str] = {}
     for path in manifest.paths:
         folded = composed(path).casefold()
@@ -429,6 +445,6 @@ def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
         names[folded] = path
 
 
-def _is_case_sensitive(root: Path) -> bool:
-    with tempfile.TemporaryDirectory(prefix="case-", dir=root) as probe:
+def _is_case_sensitive(root: Root) -> bool:
+    with tempfile.TemporaryDirectory(prefix="case-", dir=Path(root)) as probe:
         return not Path(probe).with_name(Path(probe).name.upper()).exists()

@@ -28,7 +28,6 @@ from training.durable.store.transfer import (
 _log = logging.getLogger(__name__)
 
 SNAPSHOT = "snapshot.json"
-FOLDER = "folder"  # in a note: where the folder was
 _FORMAT = 1
 # Larger files are objects of their own.
 SMALL_BYTES = 1024 * 1024

@@ -21,6 +21,7 @@ from training.durable.save.snapshots.capture import Moment
 from training.durable.save.snapshots.listing import (
     ChangedError,
     Listing,
+    Root,
     SnapshotError,
     leaves,
     list_folder,
@@ -63,7 +64,7 @@ class Watcher:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Root,
         commit_file: Path,
         quiet_seconds: float,
         capture: Callable[[Reason, Moment], Listing],
