@@ -1,5 +1,6 @@
 """A run's state, its cost so far and to come, and what it waits for. It only reads."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,6 +94,7 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
         **{name: line.get(name) for name in ("stage", "step", "loss")},
         "committed_step": committed_step(head),
         "seconds_since_commit": None if age is None else round(age, 1),
+        "warning": _warning(run, keys),
         "attempts": head.generation if head else 0,
         "machine": one.id if one else holder,
         **{name: getattr(one, name, None) for name in ("size", "market", "zone")},
@@ -105,6 +107,14 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
         "stack": run.stack or None,
         "kept_in": run.uri,
     }
+
+
+def _warning(run: OperatedRun, keys: Sequence[str]) -> Any:
+    """Return what a program was warned of since it last saved, if ever."""
+    is_about = re.compile(r"-(committed|no-snapshot)\.")
+    last = next(filter(is_about.search, reversed(keys)), "")
+    found = run.store.get(last) if "-no-snapshot." in last else None
+    return (History.event(found.data) or {}).get("message") if found else None
 
 
 def _time(key: str) -> float:

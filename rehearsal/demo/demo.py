@@ -51,7 +51,8 @@ class DemoLog:
         with self._path.open("a", encoding="utf-8") as log:
             print(text, file=log)
         if shows:
-            self._say(text if len(text) <= COLUMNS else f"{text[: COLUMNS - 1]}…")
+            is_whole = len(text) <= COLUMNS or "[program] no snapshot" in text  # what to do is last
+            self._say(text if is_whole else f"{text[: COLUMNS - 1]}…")
 
     def hear(self, text: str) -> None:
         """Keep a line from a program or machine; print it if it is news."""

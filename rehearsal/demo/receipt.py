@@ -244,6 +244,7 @@ def _program_facts(
     return {
         **{name: ours[name] for name in _OF_A_PROGRAM},
         "interruption_list": interruptions,
+        "warnings": ours["warnings"],
         "last_metrics": ours["stages"]["program"],
         "uninterrupted_last_metrics": theirs["stages"]["program"],
         "losses": _losses(rehearsed.run.files),

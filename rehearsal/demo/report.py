@@ -159,6 +159,7 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("time lost", f"{least}{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
         ("snapshots", f"{receipt['snapshots']} of its checkpoint folder"),
+        *(("warning", text) for text in receipt["warnings"]),
         ("last metrics", _figures(receipt["last_metrics"])),
         ("uninterrupted", _figures(receipt["uninterrupted_last_metrics"])),
         *_cost_rows(receipt),

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,17 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     finally:
         process.kill()
     yield folder
+
+
+def test_a_program_that_never_saves_is_shown_so_until_it_does(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, told = Path(shutil.copytree(stopped, tmp_path / "mine")), []
+    for name in ("no-snapshot", "committed"):
+        Events(FolderStore(run), "i-1").emit(name, message='add "keep": ["outputs"]')
+        assert main(["status", str(run)]) == 0
+        told.append('warning        add "keep": ["outputs"]\n' in capsys.readouterr().out)
+    assert told == [True, False]
 
 
 def test_a_run_in_a_folder_is_stopped_shown_and_listed(

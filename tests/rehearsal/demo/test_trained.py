@@ -43,6 +43,7 @@ GOOD: dict[str, Any] = {
     "processes_left": 0,
     "user_data_faults": [],
     "guard_invocations": 3,
+    "warnings": ['no snapshot: add "keep": ["outputs"]'],
     "guard_errors": [],
     "size": "g5.xlarge",
     "billed_seconds": 108.0,
@@ -124,6 +125,10 @@ def losses(*values: float, generation: int = 1) -> list[dict[str, Any]]:
         {"step": step, "loss": loss, "generation": generation}
         for step, loss in enumerate(values, start=1)
     ]
+
+
+def test_what_a_program_was_warned_of_is_in_its_receipt() -> None:
+    assert ("warning", GOOD["warnings"][0]) in receipt_rows(GOOD)
 
 
 def equality(**change: Any) -> str:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from training.durable.attempt.attempt import HeldRun
 from training.durable.attempt.notice import Notice
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import ProgramOptions
+from training.durable.program.elsewhere import Elsewhere
 from training.durable.program.event_file import MetricRow
 from training.durable.program.failure import blamed_place, failure_reason
 from training.durable.program.log import ProgramLog
@@ -28,7 +30,7 @@ from training.durable.record.history import History
 from training.durable.record.metrics import Events, Metrics
 from training.durable.report.receipt import RunResult, interruption_facts
 from training.durable.save.publish import CheckpointPublisher
-from training.durable.save.snapshots.listing import Mirrored
+from training.durable.save.snapshots.listing import saved_places
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import write_whole
 from training.durable.store.local_dataset import sha256_of
@@ -133,10 +135,11 @@ class ReportedProgress:
 
 _log = logging.getLogger(__name__)
 
-# After this long without a snapshot, warn of what a loss costs: where nothing was written, and
-# where something was that is never quiet.
-_NO_SNAPSHOT_SECONDS = 600.0
+# After this long without a snapshot, warn of what a loss costs: where nothing was written, where
+# something was that is never quiet, and where something was that is not saved.
+_NO_SNAPSHOT_SECONDS = 180.0
 _NEVER_QUIET_SECONDS = 45.0
+_ELSEWHERE_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 _LISTEN_SECONDS = 1.0
 # How a program ends in a native library's destructor, and how soon after it has written its model.
@@ -153,14 +156,12 @@ class ProgramWatch:
 
     def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
         container, mirrored = options.container, options.mirrored
-        kept = mirrored.kept if isinstance(mirrored, Mirrored) else ()
-        folders = [container.output, *(mirrored / str(one) for one in ("", *kept))]
         self._options = options
         self._run = run
         self._progress = ReportedProgress(run.metrics)
         self._reader = MetricReader(
             definitions=options.program.metric_definitions,
-            folders=folders,
+            folders=[container.output, *saved_places(mirrored)],
         )
         self._reading = threading.Lock()
         self._shared_memory = SharedMemory(run.store.uri)
@@ -180,7 +181,8 @@ class ProgramWatch:
         )
         self.commit_file = self._mirror.commit_file
         self._warnings: list[str] = []
-        self._is_warned = False  # about the missing snapshot
+        self._elsewhere = Elsewhere(options)
+        self._warned_of = 0  # about the missing snapshot: 1 nothing was written, 2 what was
         self._log: ProgramLog | None = None
         self._process: ProgramProcess
         self._left: LeftProcesses
@@ -287,6 +289,8 @@ class ProgramWatch:
         unsaved = 0.0 if has_finished else self._unsaved()
         self._progress.end(exit_code, unsaved)
         if notice is not None:
+            if not self._number:
+                self._warn_without_snapshot(has_ended=True)
             run.events.emit("program-ended", exit_code=exit_code, unsaved_seconds=unsaved)
             _log.info(
                 "[program] %s: %.1f s since its last snapshot are lost", notice.cause, unsaved
@@ -365,6 +369,7 @@ class ProgramWatch:
     def _result(self, sums: Mapping[str, str], size: int, exit_code: int) -> RunResult:
         run = self._run
         if not sums and not self._number:
+            self._warn_without_snapshot(has_ended=True)
             _log.warning(
                 "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
                 "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
@@ -487,18 +492,24 @@ class ProgramWatch:
         if not extra_time.is_lease_wanted:
             _log.info("[notice] out of time; stopping the program")
 
-    def _warn_without_snapshot(self) -> None:
-        """Warn once that a loss would now cost everything since the start."""
-        options, seconds = self._options, self._progress.seconds
-        if self._is_warned or self._progress.snapshot:
+    def _warn_without_snapshot(self, *, has_ended: bool = False) -> None:
+        """Warn, once for each reason, that a loss would now cost everything since the start."""
+        options, seconds, is_known = self._options, self._progress.seconds, 2
+        if self._warned_of == is_known or self._progress.snapshot:
             return
         folder, quiet = options.container.checkpoints, options.program.quiet_seconds
+        is_seen = has_ended or seconds >= _ELSEWHERE_SECONDS
         if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
             what, outlook = obstacle
             why = f"in {folder} {what}, and a snapshot needs {quiet:g} s without a change"
             remedy = f"; {outlook}. Call commit() after each save, or write that file elsewhere"
-        elif seconds >= _NO_SNAPSHOT_SECONDS:
-            why, remedy = f"the program has written nothing to {folder}", ""
+        elif self._mirror.obstacle(sys.float_info.min) is not None:
+            return  # it waits for its moment
+        elif is_seen and not self._number and (found := self._elsewhere.found()) is not None:
+            what, how = found
+            why, remedy = f"{what} but none in {folder}", f"; if it saves there, {how}"
+        elif self._warned_of == 0 and (has_ended or seconds >= _NO_SNAPSHOT_SECONDS):
+            why, remedy, is_known = f"the program has written nothing to {folder}", "", 1
         else:
             return
         usd = options.usd_per_hour
@@ -507,7 +518,7 @@ class ProgramWatch:
             f"no snapshot after {seconds:.0f} s: {why}, so losing the machine costs all of "
             f"it{cost}{remedy}"
         )
-        self._is_warned = True
+        self._warned_of = is_known
         self._warn("no-snapshot", text, seconds=round(seconds, 1))
 
     def _warn_if_started_over(self) -> None:

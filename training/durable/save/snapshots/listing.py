@@ -201,11 +201,15 @@ def places_of(root: Root) -> dict[str, str]:
     return {name: str(place.absolute()) for name, place in places.items()}
 
 
+def saved_places(root: Root) -> list[Path]:
+    """Return the checkpoint folder, and the files and folders that are kept."""
+    return [Path(root), *(root / str(one) for one in getattr(root, "kept", ()))]
+
+
 def leaves(root: Root, path: str, target: str) -> bool:
     """Whether a link points to something outside of the folder."""
     points_to = Path(os.path.normpath((root / path).parent / target))
-    kept = root.kept if isinstance(root, Mirrored) else ()
-    return not any(points_to.is_relative_to(root / str(one)) for one in ("", *kept))
+    return not any(map(points_to.is_relative_to, saved_places(root)))
 
 
 def list_folder(root: Root, logs: frozenset[str] | None = None) -> Listing:
