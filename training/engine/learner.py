@@ -47,6 +47,8 @@ from training.engine.stage_checks import (
     checked_optimizer,
     checked_start,
     checked_weight,
+    extra_state,
+    loadable_state,
 )
 from training.numerics import seed_torch
 from training.workload import Batch, Inputs, Start, Train, implements, release_prior
@@ -174,6 +176,7 @@ class Learner:
         stage, inputs = self._stage, self._inputs
         seed_torch(inputs.device, "model", inputs.seed, stage.name)
         model = stage.model(inputs)
+        self._built, self._unset = loadable_state(model)
         self.chosen = self._choose(model, started_with)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
@@ -186,8 +189,8 @@ class Learner:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
         release_prior(inputs)
         if isinstance(snapshot, CheckpointContent):
-            tensors = snapshot.take("model")
-            if problems := misfit(model, tensors):
+            tensors = {**snapshot.take("model"), **snapshot.state.get("extra", {})}
+            if problems := misfit(self._built, tensors):
                 raise UserError(
                     f"the checkpoint does not fit the model of stage {stage.name!r}: {problems}; "
                     "resume the run with the code that it began with, or start a new run"
@@ -243,13 +246,14 @@ class Learner:
         create_optimizer_state(self._optimizer)
         flatten_state(self._optimizer.state_dict(), state)
         parts: dict[str, Mapping[str, Tensor]] = {
-            "model": self.model.state_dict(),
+            "model": {n: t for n, t in self.model.state_dict().items() if isinstance(t, Tensor)},
             # A parameter without a gradient so far has no state in the checkpoint.
             "optimizer": {n: t for n, t in state.items() if n in snapshot.names("optimizer")},
         }
         if self._average is not None:
             parts["ema"] = self._average.tensors
         snapshot.fill(parts)
+        self.model.load_state_dict(snapshot.state.get("extra", {}), strict=False)
         skeleton = snapshot.state["optimizer"]
         load_optimizer_state(self._optimizer, unflatten_state(skeleton, parts["optimizer"]))
         self._scaling.load(snapshot.state.get("scaler", {}))
@@ -258,7 +262,9 @@ class Learner:
         """Return all state that the next step needs, uncopied: valid until that step starts."""
         tensors: dict[str, Tensor] = {}
         skeleton = flatten_state(self._optimizer.state_dict(), tensors)
-        parts = {"model": self.model.state_dict(), "optimizer": tensors}
+        saved = self.model.state_dict()
+        extra = extra_state(self._stage, self.model, self._built, saved)
+        parts = {"model": {n: t for n, t in saved.items() if n not in extra}, "optimizer": tensors}
         if self._average is not None:
             parts["ema"] = self._average.tensors
         return LiveState(
@@ -268,6 +274,8 @@ class Learner:
                 "optimizer": skeleton,
                 OPTIMIZER_NAMES: parameter_names(self._optimizer, self.model),
                 "scaler": self._scaling.state(),
+                "extra": extra,
+                "unset": self._unset,
             },
         )
 

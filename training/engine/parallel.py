@@ -368,6 +368,7 @@ def named_blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
 def broadcast_from_rank_0(model: nn.Module, world: World) -> None:
     """Copy rank 0's parameters and buffers to every rank, one by one, on the CPU."""
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
+        state = model.state_dict().items()
+        for name, tensor in ((name, one) for name, one in state if isinstance(one, Tensor)):
             mine = {name: tensor.contiguous()} if world.leads else None
             tensor.copy_(world.share_tensors(mine)[name])

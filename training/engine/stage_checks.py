@@ -6,16 +6,20 @@ traceback from torch or JSON far from the wrong line, or train nothing.
 
 import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from contract.errors import UserError
+from training.durable import misfit
 from training.settings import field_places
 from training.workload import (
     Inputs,
@@ -95,6 +99,49 @@ def checked_numerics(stage: Train, chosen: Any) -> dict[str, str]:
     return dict(chosen)
 
 
+def loadable_state(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """Return a new model's state, without its memory, and the names of buffers that are NaN.
+
+    A buffer that repeats elements gets memory for each: a load writes every one.
+    """
+    state, unset = model.state_dict(keep_vars=True), []
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor) and not is_lazy(tensor):
+            if 0 in tensor.stride():
+                tensor.data = tensor.data.contiguous()
+            if not tensor.requires_grad and tensor.float().isnan().any():
+                unset.append(name)
+            state[name] = tensor.detach().to("meta")
+    return state, unset
+
+
+def extra_state(
+    stage: Train, model: nn.Module, built: Mapping[str, Any], state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what get_extra_state returned that is no tensor, for a checkpoint's JSON.
+
+    UserError if a model built like this one could not load its state.
+    """
+    problems = misfit(built, state)
+    extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    for name, value in extra.items():
+        own, is_json = model.get_submodule(name.rpartition(".")[0]), False
+        with suppress(TypeError, ValueError):
+            is_json = json.loads(json.dumps(value)) == value
+        if not is_json or type(own).set_extra_state is nn.Module.set_extra_state:
+            problems = (
+                f"{name} is a {type(value).__name__}: let get_extra_state return a tensor or text, "
+                "numbers, and lists and dicts of them by name, and let set_extra_state take it"
+            )
+    if problems:
+        raise UserError(
+            f"stage {stage.name!r} trains but could not resume, as its model's state is not what a "
+            f"new model can load ({problems}); let model() register all of it in its final shapes, "
+            "or with persistent=False if it need not be kept"
+        )
+    return extra
+
+
 def checked_optimizer(stage: Train, optimizer: Any, model: nn.Module) -> Optimizer:
     """Check the result of `Train.optimizer`: it must change the model that the run saves."""
     if not isinstance(optimizer, Optimizer):
@@ -113,6 +160,12 @@ def checked_optimizer(stage: Train, optimizer: Any, model: nn.Module) -> Optimiz
             f"stage {stage.name!r}: {type(optimizer).__name__} keeps the weights to evaluate apart "
             "from those it trains (eval() and train()), and evaluations and exports would get the "
             "latter; use another optimizer, with Settings(ema_decay=...) for averaged weights"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UserError(
+            f"stage {stage.name!r}: {type(optimizer).__name__}.step needs a closure that computes "
+            "the loss again, but a step here computes it once; return an optimizer that needs none"
         )
     return optimizer
 

@@ -281,6 +281,7 @@ def measure_step(
     parameters, buffers = list(model.parameters()), list(model.buffers())
     gradients = [p.grad for p in parameters if p.grad is not None]
     state = [t for t in tree_leaves(optimizer.state_dict()) if isinstance(t, Tensor)]
+    saved = [t for t in model.state_dict().values() if isinstance(t, Tensor)]
     known = memory.share_of_peak([*parameters, *buffers, *gradients, *state])
     return _StepFootprint(
         parameters=sum(p.numel() for p in parameters),
@@ -297,7 +298,7 @@ def measure_step(
         peak_activation_bytes=memory.peak_bytes - known,
         kept_bytes=kept_bytes,
         output_bytes=step.output_bytes,
-        checkpoint_bytes=_bytes(model.state_dict().values()) + _bytes(state),
+        checkpoint_bytes=_bytes(saved) + _bytes(state),
         kernels=work.kernels // num_micro,
         moved_bytes=work.moved_bytes // num_micro,
         optimizer_kernels=optimizer_work.kernels,

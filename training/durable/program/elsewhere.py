@@ -16,12 +16,11 @@ from pathlib import Path
 from training.durable.program.container import ProgramOptions
 from training.durable.save.snapshots.listing import saved_places
 
-# A search takes at most this share of one core, and looks at so many files of each place.
-_SHARE, _MOST_FILES = 0.01, 10_000
+_SEARCH_SECONDS = 10.0
+_MOST_FILES = 10_000  # of each place
+_MOST_SOURCE_BYTES = 1024 * 1024
 _CACHE = re.compile(r"\..+|__pycache__|.*\.pyc|lost\+found|tmp[a-z0-9_]{8}|torchinductor_.*")
 _PATH = re.compile(r"""["'=:\s](~?/(?!dev|etc|proc|sys|usr)[\w.-][\w./-]*)""")
-_MOST_SOURCE_BYTES = 1024 * 1024
-_MOST_NAMES = 3
 
 
 class Elsewhere:
@@ -30,8 +29,7 @@ class Elsewhere:
     def __init__(self, options: ProgramOptions) -> None:
         container = options.container
         self._working = container.code / options.program.working_folder
-        # Each of their entries is searched.
-        self._folders = {container.code, self._working, Path.home()}
+        self._folders = {container.code, self._working, Path.home()}  # whose entries are searched
         # What this process writes is not the program's.
         own = container.root / "input", options.scratch, Path(options.store.uri)
         self._saved = {path.resolve() for path in (*own, *saved_places(options.mirrored))}
@@ -40,28 +38,27 @@ class Elsewhere:
             if path.stat().st_size <= _MOST_SOURCE_BYTES:
                 text += path.read_text(errors="replace")
         named = {Path(name).expanduser() for name in _PATH.findall(text)}
-        self._named = {container.model, container.output, *(named - self._folders - {Path("/tmp")})}
+        named -= {*self._folders, Path("/tmp")}
+        self._named = {container.model, container.output, *named}
         self._began_ns, self._next_search = time.time_ns(), 0.0
 
     def found(self) -> tuple[str, str] | None:
         """Return what is where, and what to do; None if there is nothing, or it is too soon."""
-        if (began := time.monotonic()) < self._next_search:
+        if time.monotonic() < self._next_search:
             return None
-        places, sizes = set(self._named), dict[str, list[int]]()
+        places, sizes = set(self._named), dict[str, int]()
         for folder in self._folders:
             with suppress(OSError):
                 places |= set(folder.iterdir())
         for path in places:
-            if new := self._new_sizes(path):
+            if size := self._new_bytes(path):
                 is_below = path.is_relative_to(self._working)
-                sizes[str(path.relative_to(self._working) if is_below else path)] = new
-        self._next_search = began + (time.monotonic() - began) / _SHARE
+                sizes[str(path.relative_to(self._working) if is_below else path)] = size
+        self._next_search = time.monotonic() + _SEARCH_SECONDS
         if not sizes:
             return None
-        names = sorted(sizes, key=lambda name: -sum(sizes[name]))
-        num_files, size = sum(map(len, sizes.values())), sum(map(sum, sizes.values()))
-        more = ", ..." if len(names) > _MOST_NAMES else ""
-        what = f"{num_files} files ({size / 1e6:,.1f} MB) in {', '.join(names[:_MOST_NAMES])}{more}"
+        names = sorted(sizes, key=lambda name: -sizes[name])
+        what = f"{sum(sizes.values()) / 1e6:,.1f} MB are in {', '.join(names)[:200]}"
         if any(name.startswith("/") for name in names):
             return what, "let it save to $SM_CHECKPOINT_DIR or below its working folder"
         # The next file may have another name.
@@ -69,20 +66,19 @@ class Elsewhere:
         keep = ["."] if len(loose) > 1 or re.search(r"\d", "".join(loose)) else names
         return what, f'add "keep": {json.dumps(keep)} to program.json'
 
-    def _new_sizes(self, path: Path) -> list[int]:
-        """Return the sizes of the files there that have changed since the start."""
-        target, num_old, new = path.resolve(), 0, []
-        is_cache = _CACHE.fullmatch(path.name)
-        is_saved = self._saved & {target, *target.parents}
-        if is_cache or is_saved or self._working.is_relative_to(path):
-            return []
+    def _new_bytes(self, path: Path) -> int:
+        """Return the size of the files there that have changed since the start."""
+        target, num_old, size = path.resolve(), 0, 0
+        is_saved = self._saved & {target, *target.parents} or self._working.is_relative_to(path)
+        if _CACHE.fullmatch(path.name) or is_saved:
+            return 0
         for file in _files(target, self._saved):
             with suppress(OSError):
                 about = file.lstat()
-                num_old += about.st_ctime_ns < self._began_ns
-                new += [about.st_size] if about.st_ctime_ns >= self._began_ns else []
+                is_old = about.st_ctime_ns < self._began_ns
+                num_old, size = num_old + is_old, size + about.st_size * (not is_old)
         is_others = num_old and path.parent == Path.home() and path not in self._named
-        return [] if is_others or not sum(new) else new
+        return 0 if is_others else size
 
 
 def _files(root: Path, saved: set[Path]) -> Iterator[Path]:

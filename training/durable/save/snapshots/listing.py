@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from operator import itemgetter
@@ -249,10 +250,11 @@ def settled(root: Root, logs: frozenset[str] | None = None) -> Listing:
 def _walk(root: Root) -> Iterator[tuple[str, os.stat_result]]:
     """Yield everything below a folder, except what vanishes in the meantime."""
     pending = [""]
-    if isinstance(root, Mirrored):
-        found_kept = dict(_walk_to_kept(root))
-        yield from found_kept.items()
-        pending += [f"{one}/" for one in root.kept if str(one) in found_kept]
+    for kept in root.kept if isinstance(root, Mirrored) else ():
+        with suppress(OSError):  # it is not there yet; a link stands for what it leads to
+            above = map(str, (*reversed(kept.parents[:-1]), kept))
+            yield from [(path, (root / path).stat()) for path in above]
+            pending.append(f"{kept}/")
     while pending:
         prefix = pending.pop()
         try:
@@ -279,18 +281,6 @@ def _walk(root: Root) -> Iterator[tuple[str, os.stat_result]]:
             yield path, about
             if stat.S_ISDIR(about.st_mode):
                 pending.append(f"{path}/")
-
-
-def _walk_to_kept(root: Mirrored) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is kept, and the folders above it; a link there stands for what it leads to."""
-    for one in root.kept:
-        for path in map(str, (*reversed(one.parents[:-1]), one)):
-            try:
-                yield path, (root / path).stat()
-            except (FileNotFoundError, NotADirectoryError):
-                break
-            except OSError as error:
-                raise SnapshotError(f"{error.filename}: {error.strerror}") from error
 
 
 def _differing(mine: Mapping[str, object], others: Mapping[str, object]) -> str:

@@ -17,7 +17,8 @@ from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from contract.keys import checkpoint_prefix
 from training.durable.attempt.resume_point import (
@@ -118,15 +119,18 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
     return state
 
 
-def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Return what keeps `tensors` from being the model's state; empty if nothing does."""
-    mine = model.state_dict()
+def misfit(mine: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
+    """Return what keeps `tensors` from being a state like `mine`, a model's; empty if nothing does.
+
+    What get_extra_state returns, and parameters that are still lazy, may have any shape.
+    """
     problems = [f"{name} is missing" for name in mine if name not in tensors]
     problems += [f"{name} is unknown" for name in tensors if name not in mine]
     problems += [
         f"{name} is {_shape(tensors[name])} there and {_shape(tensor)} here"
         for name, tensor in mine.items()
-        if name in tensors and tensors[name].shape != tensor.shape
+        if name in tensors and not (name.endswith("_extra_state") or is_lazy(tensor))
+        if tensors[name].shape != tensor.shape
     ]
     more = len(problems) - _NUM_NAMED
     return "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")

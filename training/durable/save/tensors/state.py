@@ -417,13 +417,15 @@ def send_state(
         checkpoint_prefix(name),
         state.files,
         progress,
-        tasks=[lambda: _refuse_nan(state.tensors, step_of(name), where), *tasks],
+        tasks=[lambda: _refuse_nan(state, step_of(name), where), *tasks],
         allocate=lambda size: view_of(allocate(size, state.device)),
     )
 
 
-def _refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], step: int, where: str) -> None:
-    for part, own in tensors.items():
+def _refuse_nan(live: LiveState | HostCopy, step: int, where: str) -> None:
+    from_the_start = live.state.get("unset", ())
+    for part, tensors in live.tensors.items():
+        own = {name: tensor for name, tensor in tensors.items() if name not in from_the_start}
         if part.split(".")[0] == "model" and (name := _find_nan(own)) is not None:
             message = f"{where}: {name} contains a NaN"
             raise DivergedError(Divergence(step=step, message=message))

@@ -91,9 +91,13 @@ class Weights:
 
     def load_into(self, model: nn.Module, stage: str) -> None:
         """Copy the weights into the model of a stage; UserError names what does not fit."""
-        if problems := misfit(model, self.tensors):
+        state = {**self.tensors, **json.loads(self.about.get("extra", "{}"))}
+        if problems := misfit(model.state_dict(), state):
             raise UserError(f"the weights do not fit the model of stage {stage!r}: {problems}")
-        model.load_state_dict(dict(self.tensors))
+        for buffer in model.buffers():
+            if 0 in buffer.stride():  # one that repeats elements could not be written
+                buffer.data = buffer.data.contiguous()
+        model.load_state_dict(state)
 
 
 def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
@@ -109,6 +113,7 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
         "workload": record.workload,
         "recipe": record.recipe,
         "config": json.dumps(record.config),
+        "extra": json.dumps(snapshot.state.get("extra", {})),
         "metrics": json.dumps(position["metrics"]),
         "stage": entry.stage,
         "step": str(entry.step),
@@ -202,13 +207,15 @@ def export_final(
     moving average, if there is one, was evaluated and is exported.
     """
     prefix, files = checkpoint_prefix(entry.name), {file.name: file for file in entry.files}
-    slices = slices_of(store, entry, read_state(store, entry))
+    state = read_state(store, entry)
+    slices = slices_of(store, entry, state)
+    extra = json.dumps(state.get("extra", {}))  # `Weights.load_into` reads it
     final = {**slices["model"], **slices.get("ema", {})}
     shapes = {
         name: torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device="meta")
         for name, one in final.items()
     }
-    layout = lay_out(shapes, {**about, "weights_sha256": _PLACEHOLDER})
+    layout = lay_out(shapes, {**about, "extra": extra, "weights_sha256": _PLACEHOLDER})
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "final.safetensors"
     with path.open("wb") as file:
