@@ -370,10 +370,6 @@ class ProgramWatch:
         run = self._run
         if not sums and not self._number:
             self._warn_without_snapshot(has_ended=True)
-            _log.warning(
-                "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
-                "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
-            )
         digest = _digest_of_model(sums)
         run.metrics.flush()
         history = History.read(run.store)
@@ -498,14 +494,13 @@ class ProgramWatch:
         if self._warned_of == is_known or self._progress.snapshot:
             return
         folder, quiet = options.container.checkpoints, options.program.quiet_seconds
-        is_seen = has_ended or seconds >= _ELSEWHERE_SECONDS
         if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
             what, outlook = obstacle
             why = f"in {folder} {what}, and a snapshot needs {quiet:g} s without a change"
             remedy = f"; {outlook}. Call commit() after each save, or write that file elsewhere"
         elif self._mirror.obstacle(sys.float_info.min) is not None:
             return  # it waits for its moment
-        elif is_seen and not self._number and (found := self._elsewhere.found()) is not None:
+        elif (found := self._found_elsewhere(has_ended)) is not None:
             what, how = found
             why, remedy = f"{what} but none in {folder}", f"; if it saves there, {how}"
         elif self._warned_of == 0 and (has_ended or seconds >= _NO_SNAPSHOT_SECONDS):
@@ -520,6 +515,10 @@ class ProgramWatch:
         )
         self._warned_of = is_known
         self._warn("no-snapshot", text, seconds=round(seconds, 1))
+
+    def _found_elsewhere(self, has_ended: bool) -> tuple[str, str] | None:
+        is_seen = has_ended or self._progress.seconds >= _ELSEWHERE_SECONDS
+        return self._elsewhere.found(is_last=has_ended) if is_seen and not self._number else None
 
     def _warn_if_started_over(self) -> None:
         """Warn once that the program seems not to have read the snapshot it was given."""

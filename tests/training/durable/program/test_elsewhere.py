@@ -59,7 +59,7 @@ def test_files_that_nothing_saves_are_an_event_with_the_line_to_add(
     (event,) = run.events("no-snapshot")
     found, _, rest = event["message"].partition(" but none in ")
     assert event["seconds"] < 2.5
-    assert where in found.partition(" MB) in ")[2]
+    assert where in found.partition("new files are in ")[2]
     assert how in rest
     assert event["message"] in run.json("receipt.json")["warnings"]
 
