@@ -21,7 +21,7 @@ from training.durable.save.snapshots.listing import saved_places
 _SEARCH_SECONDS, _MOST_SECONDS = 10.0, 0.3
 _MOST_SOURCE_BYTES = 1024 * 1024
 _CACHE = re.compile(r"\..+|__pycache__|.*\.pyc|lost\+found|tmp[a-z0-9_]{8}|torchinductor_.*")
-_PATH = re.compile(r"""["'=:\s](~?/(?!dev|etc|proc|sys|usr)[\w.-][\w./-]*)""")
+_PATH = re.compile(r"""["'=:\s](~?/(?!(?:proc|sys|usr)/)[\w.-][\w./-]*)""")
 
 
 class Elsewhere:
