@@ -370,6 +370,10 @@ class ProgramWatch:
         run = self._run
         if not sums and not self._number:
             self._warn_without_snapshot(has_ended=True)
+            _log.warning(
+                "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
+                "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
+            )
         digest = _digest_of_model(sums)
         run.metrics.flush()
         history = History.read(run.store)
