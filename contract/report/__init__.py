@@ -93,6 +93,25 @@ def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
     return "\n".join([*lines, axis])
 
 
+def shares(rows: Iterable[tuple[str, str, float, float | None]]) -> str:
+    """Draw one bar per part of a whole: name, figures, its share; a line marks what was planned.
+
+    The first part is the good one.
+    """
+    rows, lines = list(rows), []
+    most = max((max(share, planned or 0.0) for *_, share, planned in rows), default=0.0) or 1.0
+    for number, (name, figures, share, planned) in enumerate(rows):
+        kind = "lost" if number else "done"
+        drawn = f'<i class="{kind}" style="left:0;width:{100 * share / most:.2f}%"></i>'
+        if planned is not None:
+            drawn += f'<i class="planned" style="left:{min(99.5, 100 * planned / most):.2f}%"></i>'
+        lines.append(
+            f'<div class="row wide"><span>{html.escape(name)}</span>'
+            f'<div class="track">{drawn}</div><span>{html.escape(figures)}</span></div>'
+        )
+    return "\n".join(lines)
+
+
 def table(
     rows: Iterable[Sequence[str]], head: Sequence[str] = (), *, is_confusion: bool = False
 ) -> str:

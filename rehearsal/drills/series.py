@@ -1,5 +1,6 @@
 """Many drills on one embedded AWS, set up once: each drill is a new run id of the stack."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from contract.goodput import WAITING
 from contract.keys import RECEIPT
 from contract.readable import shown
 from rehearsal.demo.children import Child, ChildFailed
@@ -21,6 +23,8 @@ from rehearsal.drills.drill_run import DrillRun, judge, why
 from rehearsal.machines.commands import CommandFailed
 
 NOTICE_SECONDS = 5.0
+# Between sums of numbers that were rounded for JSON.
+_ROUNDING = {"dollars": 1e-5, "seconds": 0.1}
 # A run of a few seconds with all kinds of stages, whose parameters drills may change.
 WORKLOAD = RehearsedWorkload(
     name="trajectory",
@@ -91,7 +95,7 @@ class DrillSeries:
             try:
                 synthesis.expect()
                 ran.rehearse(self._assembly(index))
-                faults = self._faults(ran, overrides)
+                faults = self._faults(ran, overrides) + self._unaccounted(ran.folder)
             except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
         if ran.is_deployed and (receipt := ran.run.files.read(RECEIPT)) is not None:
@@ -131,6 +135,30 @@ class DrillSeries:
             processes_left=self.stacks.processes_left(ran.folder),
             unmet=[f"a request of {each.action}" for each in ran.unmet],
         )
+
+    def _unaccounted(self, folder: Path) -> list[str]:
+        """Say where what the money bought, by `runs cost`, does not add up to the bill."""
+        uri = self.stacks.output(self.stacks.training, "RunUri")
+        command = "python -m operate cost $RUN_URI --json >$COST"
+        file = folder / "cost.json"
+        told = self.stacks.children.start(
+            "runs cost", ["bash", "-euc", command], RUN_URI=uri, COST=str(file)
+        )
+        told.expect()
+        found = json.loads(file.read_text(encoding="utf-8"))
+        bought = found["goodput"]
+        sums = {
+            "dollars": (sum(bought["usd"].values()), sum(one["usd"] for one in found["machines"])),
+            "seconds": (
+                sum(bought["seconds"].values()) - bought["seconds"].get(WAITING, 0.0),
+                3600 * sum(one["hours"] for one in found["machines"]),
+            ),
+        }
+        return [
+            f"by cause the machines' {unit} are {by_cause:.6f}, on the bill {billed:.6f}"
+            for unit, (by_cause, billed) in sums.items()
+            if abs(by_cause - billed) > _ROUNDING[unit]
+        ]
 
     def _start_reference(self, overrides: str) -> None:
         """Start the uninterrupted run with these overrides, once for all drills that share them."""

@@ -20,11 +20,13 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
+from contract.goodput import Goodput
 from contract.keys import EVALUATION, EVENTS, LOGS, RECEIPT, REPORT, SWEEP
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
-from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
+from contract.report import Bar, Curve, Kind, Tone, chart, page, shares, table, timeline
 from contract.sweep import Sweep, SweepRun
+from training.durable.record.goodput import goodput_of, read_guard
 from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
 from training.durable.record.run import RunConfig
@@ -69,18 +71,25 @@ def write_report(
     head: Head,
     usd_per_hour: float | None = None,
     *,
-    first: Callable[[History], None] = lambda history: None,
+    first: Callable[[History, Goodput], None] = lambda history, bought: None,
 ) -> tuple[History, str]:
     """Write the page into the run, but not over a newer one; return the history, and a summary.
 
-    `first` is called with that history beforehand, for a receipt that the page shows.
+    `first` is called with history and goodput beforehand, for a receipt that the page shows.
     """
     before = store.get(REPORT)
     history = History.read(store)
-    first(history)
+    bought = goodput_of(
+        history,
+        read_guard(store),
+        prediction=record.prediction,
+        is_of_program=record.workload == PROGRAM,
+        usd_per_hour=usd_per_hour,
+    )
+    first(history, bought)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
-    summary = _summary(history, record, head, usd_per_hour)
+    summary = _summary(history, record, head, usd_per_hour, bought)
     verdict, _, more = summary.partition(". ")
     written = page(
         title=f"{record.run_id}: {record.workload} / {record.recipe}",
@@ -88,6 +97,7 @@ def write_report(
         tone=_TONES.get(head.state, "open"),
         sections={
             "": f"<p>{html.escape(more)}</p>",
+            "What the money bought": _bought(bought),
             "Results": _results(store, record, history),
             **_starts(history),
             **_sections(store, record, history),
@@ -101,7 +111,13 @@ def write_report(
     return history, summary
 
 
-def _summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
+def _summary(
+    history: History,
+    record: RunConfig,
+    head: Head,
+    usd_per_hour: float | None,
+    bought: Goodput,
+) -> str:
     """Describe the run in a few sentences."""
     attempts = history.attempts
     lost, gaps = history.repeated_seconds, sum(history.gaps())
@@ -120,12 +136,7 @@ def _summary(history: History, record: RunConfig, head: Head, usd_per_hour: floa
     else:
         text += "Nothing"
     text += f" trained for {gaps:.1f} s between attempts."
-    if usd_per_hour is not None:
-        busy = sum(attempt.seconds for attempt in attempts)
-        text += (
-            f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
-            f"given {usd_per_hour:g} dollars per hour; booting is not included."
-        )
+    text += f" {bought.sentence()}."
     if skipped := ", ".join(map(str, head.skipped_steps)):
         text += f" These steps diverged and were skipped: {skipped}."
     if history.passed_over:
@@ -310,6 +321,19 @@ def _log_tail(store: Store) -> str:
     return f"<pre>{shown}</pre><p>From {names}, which hold all of it.</p>"
 
 
+def _bought(bought: Goodput) -> str:
+    """Show where the paid time went, next to the plan, and why each machine ended."""
+    if not bought.seconds:
+        return "<p>Nothing was paid for yet.</p>"
+    lines = [f"<p>{html.escape(bought.sentence())}.</p>", shares(bought.rows())]
+    if bought.planned:
+        lines.append('<p class="quiet">A line marks what was planned.</p>')
+    pays = {True: "yes", False: "no", None: ""}
+    rows = [[e.machine, e.why, pays[e.restart_pays], e.evidence] for e in bought.ends]
+    head = ["machine", "ended by", "does a restart pay?", "evidence"]
+    return "".join([*lines, table(rows, head) if rows else ""])
+
+
 def _attempts(history: History, usd_per_hour: float | None) -> str:
     attempts = history.attempts
     if not attempts:
@@ -346,7 +370,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
     receipt = parse_receipt(store.get(RECEIPT))
     for name, value in receipt.items():
         if (
-            name not in ("config", "stages", "facts", "times", "format", "state")
+            name not in ("config", "stages", "facts", "times", "format", "state", "goodput")
             and value is not None
         ):
             yield name, _readable(value)

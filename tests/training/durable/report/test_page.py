@@ -85,6 +85,14 @@ def test_every_run_ends_with_a_report(interrupted: Run) -> None:
     page = interrupted.page
     assert "finished: 24 steps in 3 attempts." in page
     assert "released (notice)" in page
+    # Every second of its three attempts has one cause; the kill repeated what it had not committed.
+    bought = interrupted.json("receipt.json")["goodput"]
+    attempts = History.read(interrupted.store).attempts
+    assert sum(bought["seconds"].values()) == pytest.approx(sum(a.seconds for a in attempts))
+    assert 0 < bought["goodput"] < 1
+    assert {"useful", "evaluation", "repeated", "restore", "saving"} <= set(bought["seconds"])
+    assert [each["why"] for each in bought["ends"]] == ["unknown", "market", "over"]
+    assert page.count('<div class="row wide">') == len(bought["seconds"])
     assert interrupted.head.weights_sha256 in page
     assert 'src="data:image/svg+xml;base64,' in page
     assert '<a href="evaluation/second-12/parts.json">' in page
@@ -102,7 +110,9 @@ def test_the_report_command_counts_dollars(
     command = ["report", f"--run-uri={interrupted.uri}", f"--out={out}"]
     assert main([*command, "--usd-per-hour=3600"]) == 0
     said = capsys.readouterr().out
-    assert "dollars at the given 3600 dollars per hour" in said
+    bought = interrupted.json("receipt.json")["goodput"]
+    seconds = sum(bought["seconds"].values())
+    assert f"${seconds:.2f} for {seconds:.0f} s of machines" in said
     assert "dollars)" in out.read_text()
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
