@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from contract.aws_errors import DENIED, explain
 from contract.errors import UserError
 from contract.grammar import argument_type, parse_count
+from contract.readable import shown
 from operate import control
 from operate.download import download, open_report
 from operate.logs import RunLog, as_line
@@ -75,8 +76,8 @@ def _cost(options: argparse.Namespace) -> list[dict[str, Any]] | dict[str, Any] 
     if options.json:
         return {"machines": rows, "goodput": bought.to_json()}
     _print(rows, as_json=False)
-    causes = [{"what the money bought": name, "": text} for name, text, *_ in bought.rows()]
-    ends = [f"{one.machine}, {one.why}: {one.evidence}" for one in bought.ends]
+    causes = [{"what the money bought": name, "": text} for _, name, text, *_ in bought.rows()]
+    ends = [f"{one.machine}: {shown(str(one))}" for one in bought.ends]
     show_table(causes, notes=[bought.sentence(), *ends])
     return None
 

@@ -17,7 +17,7 @@ from contract.readable import duration, shown
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing import table_cell, table_heading
 from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
-from training.durable import Head, History, OpenRun, RunConfig, get_each, open_store
+from training.durable import Head, History, RunConfig, get_each, open_store, read_goodput
 
 # Compressed: 60,000 steps or more, which take seconds to read.
 _MOST_METRICS_BYTES = 4_000_000
@@ -75,11 +75,6 @@ def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:
         ) from error
 
 
-def bought_by(sight: Sight) -> Goodput:
-    """Return what the run's money has bought, by the ledger of now."""
-    return OpenRun.goodput(sight.run.store, json.loads(sight.ledger.to_json()))
-
-
 def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
     """Return the current status of the run.
 
@@ -94,7 +89,7 @@ def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
         left = max(0.0, left - age)
     line, one = next(_steps(run), {}), sight.live[-1] if sight.live else None
     if bought is None and sum(run.store.sizes(METRICS).values()) <= _MOST_METRICS_BYTES:
-        bought = bought_by(sight).sentence()
+        bought = read_goodput(run.store, json.loads(ledger.to_json())).sentence()
     holder = head.writer if head and state == "running" else None
     hourly = 0.0
     if run.stack:
@@ -178,9 +173,9 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
 def cost_of(run: OperatedRun) -> tuple[list[dict[str, Any]], Goodput]:
     """Return the run's machines with their hours, dollars and ends so far; what they bought."""
     names = ("size", "market", "usd_per_hour", "hours", "usd", "is_live")
-    sight = look(run)
-    attempts = sorted(sight.ledger.attempts.items(), key=lambda pair: pair[1].launched)
-    bought = bought_by(sight)
+    ledger = look(run).ledger
+    attempts = sorted(ledger.attempts.items(), key=lambda pair: pair[1].launched)
+    bought = read_goodput(run.store, json.loads(ledger.to_json()))
     why = {end.machine: end.why for end in bought.ends}
     rows = [
         {"machine": machine}

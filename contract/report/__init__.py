@@ -16,7 +16,7 @@ _FOLDER = Path(__file__).parent
 _MOST_POINTS = 1000
 
 Tone = Literal["good", "bad", "open"]
-Kind = Literal["boot", "trained", "lost", "done", "bad-end"]
+Kind = Literal["boot", "trained", "lost", "done", "bad-end", "planned"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """A period of a machine or an attempt: its start relative to the first, and its kind."""
+    """A period of a machine or an attempt: its start relative to the first, and its kind.
+
+    `planned` is no period, but a mark.
+    """
 
     start: float
     seconds: float
@@ -91,25 +94,6 @@ def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
         )
     axis = f'<div class="row quiet"><span></span><span>0 to {end:.0f} s</span><span></span></div>'
     return "\n".join([*lines, axis])
-
-
-def shares(rows: Iterable[tuple[str, str, float, float | None]]) -> str:
-    """Draw one bar per part of a whole: name, figures, its share; a line marks what was planned.
-
-    The first part is the good one.
-    """
-    rows, lines = list(rows), []
-    most = max((max(share, planned or 0.0) for *_, share, planned in rows), default=0.0) or 1.0
-    for number, (name, figures, share, planned) in enumerate(rows):
-        kind = "lost" if number else "done"
-        drawn = f'<i class="{kind}" style="left:0;width:{100 * share / most:.2f}%"></i>'
-        if planned is not None:
-            drawn += f'<i class="planned" style="left:{min(99.5, 100 * planned / most):.2f}%"></i>'
-        lines.append(
-            f'<div class="row wide"><span>{html.escape(name)}</span>'
-            f'<div class="track">{drawn}</div><span>{html.escape(figures)}</span></div>'
-        )
-    return "\n".join(lines)
 
 
 def table(

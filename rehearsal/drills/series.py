@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from contract.goodput import WAITING
 from contract.keys import RECEIPT
 from contract.readable import shown
 from rehearsal.demo.children import Child, ChildFailed
@@ -23,8 +22,7 @@ from rehearsal.drills.drill_run import DrillRun, judge, why
 from rehearsal.machines.commands import CommandFailed
 
 NOTICE_SECONDS = 5.0
-# Between sums of numbers that were rounded for JSON.
-_ROUNDING = {"dollars": 1e-5, "seconds": 0.1}
+_ROUNDING_USD = 1e-5
 # A run of a few seconds with all kinds of stages, whose parameters drills may change.
 WORKLOAD = RehearsedWorkload(
     name="trajectory",
@@ -138,27 +136,13 @@ class DrillSeries:
 
     def _unaccounted(self, folder: Path) -> list[str]:
         """Say where what the money bought, by `runs cost`, does not add up to the bill."""
-        uri = self.stacks.output(self.stacks.training, "RunUri")
-        command = "python -m operate cost $RUN_URI --json >$COST"
-        file = folder / "cost.json"
-        told = self.stacks.children.start(
-            "runs cost", ["bash", "-euc", command], RUN_URI=uri, COST=str(file)
-        )
-        told.expect()
+        file, uri = folder / "cost.json", self.stacks.output(self.stacks.training, "RunUri")
+        command = ["bash", "-euc", f"python -m operate cost {uri} --json >{file}"]
+        self.stacks.children.start("runs cost", command).expect()
         found = json.loads(file.read_text(encoding="utf-8"))
-        bought = found["goodput"]
-        sums = {
-            "dollars": (sum(bought["usd"].values()), sum(one["usd"] for one in found["machines"])),
-            "seconds": (
-                sum(bought["seconds"].values()) - bought["seconds"].get(WAITING, 0.0),
-                3600 * sum(one["hours"] for one in found["machines"]),
-            ),
-        }
-        return [
-            f"by cause the machines' {unit} are {by_cause:.6f}, on the bill {billed:.6f}"
-            for unit, (by_cause, billed) in sums.items()
-            if abs(by_cause - billed) > _ROUNDING[unit]
-        ]
+        sums = [sum(found["goodput"]["usd"].values()), sum(one["usd"] for one in found["machines"])]
+        is_equal = abs(sums[0] - sums[1]) < _ROUNDING_USD
+        return [] if is_equal else [f"by cause the run cost ${sums[0]:.6f}, in all ${sums[1]:.6f}"]
 
     def _start_reference(self, overrides: str) -> None:
         """Start the uninterrupted run with these overrides, once for all drills that share them."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contract.goodput import USEFUL, planned_shares
+from contract.goodput import PLANNED, USEFUL
 from contract.keys import CONFIG, EVENTS, METRICS, RECEIPT
 from contract.metrics import LineReader
 from contract.program import WORKLOAD
@@ -75,7 +75,7 @@ def read_run(path: Path) -> FinishedRun:
         )
     folder = receipt_file.parent
     config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    lines = _metrics(folder)
+    lines, bought = _metrics(folder), receipt.get("goodput") or {}
     prediction = receipt.get("prediction") or config.get("prediction") or {}
     return FinishedRun(
         run_id=str(receipt["run_id"]),
@@ -91,8 +91,8 @@ def read_run(path: Path) -> FinishedRun:
         save_seconds=median(lines.commit_seconds) if lines.commit_seconds else None,
         data_wait=median(lines.waits) if lines.waits else None,
         peak_gpu_bytes=receipt.get("peak_gpu_bytes"),
-        usd=receipt.get("usd"),
-        goodput=(receipt.get("goodput") or {}).get("goodput"),
+        usd=sum(bought.get("usd", {}).values()) or None,
+        goodput=bought.get("goodput"),
         prediction={name: v for name, v in prediction.items() if isinstance(v, int | float)},
         overrides={name: str(value) for name, value in (receipt.get("overrides") or {}).items()},
         world=_ranks(receipt),
@@ -284,10 +284,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
         "GPU memory allocated": (memory, peak),
         "interruptions": (spot.interruptions if spot else None, float(run.interruptions)),
         "checkpoint": (float(plan.inputs.checkpoint_bytes), float(run.checkpoint_bytes) or None),
-        "goodput": (
-            planned_shares(then).get(USEFUL, planned_goodput(plan).get(USEFUL)),
-            run.goodput,
-        ),
+        "goodput": (then.get(PLANNED + USEFUL, planned_goodput(plan).get(USEFUL)), run.goodput),
         "a save": (plan.notice.save, run.save_seconds),
     }
     rows = [

@@ -1,7 +1,6 @@
 """The plan's goodput: the share of a paid second that each cause takes, of contract/goodput.py."""
 
 from contract.goodput import CAUSES, USEFUL, WAITING
-from sizing.models.notice import Restart
 from sizing.plan.size_plan import Plan, idle_at_notice, saving_seconds
 from sizing.spot.pattern import NOTICE_ARRIVES
 
@@ -15,32 +14,25 @@ def planned_goodput(plan: Plan) -> dict[str, float]:
     spot, work = plan.spot, plan.work
     if spot is None:
         return {}
+    phases = [phase for stage in work.stages for phase in stage.phases]
+    computing = sum(phase.phase.epochs * phase.waits[0][1] for phase in phases)
     evaluating = sum(stage.evaluation_seconds for stage in work.stages)
-    computing = sum(
-        phase.phase.epochs * phase.waits[0][1] for stage in work.stages for phase in stage.phases
-    )
-    first, again, starts = plan.restart, plan.restart, spot.interruptions
+    starts, again = spot.interruptions, plan.restart
     noticed = NOTICE_ARRIVES if plan.notice.fits else 0.0
-    waits = saving_seconds(plan.inputs, plan.host, plan.notice)
     besides = {
-        "boot": _boot(first) + starts * _boot(again),
-        "sync": first.sync + starts * again.sync,
+        "boot": (1 + starts) * (again.launch + again.user_data + again.first_step),
+        "sync": (1 + starts) * again.sync,
         "restore": starts * again.resume,
-        "saving": work.seconds / spot.interval_seconds * waits,
+        "saving": work.seconds
+        / spot.interval_seconds
+        * saving_seconds(plan.inputs, plan.host, plan.notice),
         "notice": starts * noticed * idle_at_notice(plan.request, plan.notice),
         "repeated": starts * (1 - noticed) * spot.interval_seconds / 2,
     }
     paid = work.seconds / spot.goodput
     factor = max(0.0, paid - work.seconds) / sum(besides.values())
-    found = {
-        USEFUL: computing,
-        "data_wait": work.seconds - evaluating - computing,
-        "evaluation": evaluating,
-        **{cause: factor * seconds for cause, seconds in besides.items()},
-        WAITING: 3600 * max(0.0, spot.hours_p50 - spot.machine_hours_p50),
-    }
+    found = {cause: factor * seconds for cause, seconds in besides.items()}
+    found |= {USEFUL: computing, "evaluation": evaluating}
+    found["data_wait"] = work.seconds - evaluating - computing
+    found[WAITING] = 3600 * max(0.0, spot.hours_p50 - spot.machine_hours_p50)
     return {cause: found[cause] / paid for cause in CAUSES if found.get(cause)}
-
-
-def _boot(start: Restart) -> float:
-    return start.launch + start.user_data + start.first_step

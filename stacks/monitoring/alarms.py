@@ -86,7 +86,7 @@ class TrainingAlarms(Construct):
         plans = [
             *_gpu_alarms(parameters, metrics, least_busy_percent),
             *_training_alarms(parameters, metrics),
-            *_goodput_alarms(metrics, planned_goodput, interval),
+            *([_goodput_alarm(metrics, planned_goodput, interval)] if planned_goodput else []),
             *_machine_alarms(parameters, metrics),
             *_fleet_alarms(metrics),
         ]
@@ -202,27 +202,20 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
     ]
 
 
-def _goodput_alarms(
-    metrics: RunMetrics, planned: float | None, commit_interval: float
-) -> list[AlarmPlan]:
-    if planned is None:
-        return []
+def _goodput_alarm(metrics: RunMetrics, planned: float, commit_interval: float) -> AlarmPlan:
     # Each period has a commit, and CloudWatch looks back for a week at most.
     minutes = min(math.ceil(max(_GOODPUT_SECONDS, commit_interval) / 300) * 5, 7 * 24 * 20)
     least = 100 * LEAST_SHARE * planned
-    return [
-        AlarmPlan(
-            construct_id="GoodputLow",
-            metric=metrics.goodput_percent(Duration.minutes(minutes)),
-            threshold=least,
-            is_below=True,
-            periods=3,
-            says=f"For {3 * minutes} minutes, less than {least:.3g} % of the paid time became "
-            f"training that a commit holds, half of the {100 * planned:.3g} % that were planned: "
-            "machines are lost before they commit, or steps wait. `runs cost` says where the time "
-            "went, in seconds and dollars, and why each machine ended.",
-        )
-    ]
+    return AlarmPlan(
+        construct_id="GoodputLow",
+        metric=metrics.goodput_percent(Duration.minutes(minutes)),
+        threshold=least,
+        is_below=True,
+        periods=3,
+        says=f"For {3 * minutes} minutes, less than {least:.3g} % of the paid time became training "
+        f"that a commit holds, half of what was planned: machines are lost before they commit, or "
+        "steps wait. `runs cost` says where time and dollars went, and why each machine ended.",
+    )
 
 
 def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:

@@ -33,11 +33,7 @@ class TrainingDashboard(Construct):
                 )
             ],
             [
-                _graph(
-                    "Work done in 5 minutes, and the seconds of it that a commit holds",
-                    metrics.own("training_steps", "Sum"),
-                    metrics.own("useful_seconds", "Sum"),
-                ),
+                _graph("Work done in 5 minutes", metrics.own("training_steps", "Sum")),
                 _graph(
                     "Seconds since the last commit", metrics.own("seconds_since_commit", "Maximum")
                 ),

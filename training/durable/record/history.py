@@ -8,10 +8,11 @@ import itertools
 import json
 import logging
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from contract.goodput import USEFUL, useful_seconds
 from contract.keys import EVENTS, METRICS
@@ -26,6 +27,13 @@ _INTEGERS = ("step", "stage_step", "generation", "stage")
 _NUMBERS = ("loss", "seconds", "gradient_norm", "waited")
 _EVENT_INTEGERS = {"generation", "step", "gained_steps"}
 _NAN = float("nan")
+# By kind of line and field: the cause that these seconds have.
+_TIMED: Mapping[str, Mapping[str, str]] = {
+    "commit": {"blocked_seconds": "saving", "slowed_seconds": "saving"},
+    "evaluation": {"seconds": "evaluation"},
+    "prepare": {"seconds": USEFUL},
+}
+_SecondsBy: TypeAlias = dict[int, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +73,7 @@ class _AttemptSteps:
     first: int
     last: int
     num_repeated: int = 0  # only a later line of these counts
-    repeated_seconds: float = 0.0
-    # Of the steps that count; before its first one it waits for data that may still arrive.
-    useful_seconds: float = 0.0
-    waited_seconds: float = 0.0
-    first_waited_seconds: float = 0.0
+    seconds_by: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class _StepLines:
@@ -109,14 +113,12 @@ class _StepLines:
             seconds, waited = 0.0 if seconds != seconds else seconds, lines["waited"][row]
             if following is None or steps[row] != steps[following]:
                 kept.append(row)
-                own.useful_seconds += seconds - waited
-                if steps[row] == own.first:
-                    own.first_waited_seconds = waited
-                else:
-                    own.waited_seconds += waited
+                own.seconds_by[USEFUL] += seconds - waited
+                # Before its first step it waits for data that may still arrive.
+                own.seconds_by["sync" if steps[row] == own.first else "data_wait"] += waited
                 continue
             own.num_repeated += 1
-            own.repeated_seconds += seconds
+            own.seconds_by["repeated"] += seconds
         return lines.take(kept), attempts
 
 
@@ -178,7 +180,7 @@ class History:
         events = sorted(_events(store, passed_over), key=lambda event: str(event["time"]))
         for what in passed_over:
             _log.warning(f"[history] passed over {what}")
-        attempts = _attempts(computed, events, others)
+        attempts = _attempts(computed, events, _measured(others, computed))
         return cls(
             lines=others, steps=lineage, attempts=attempts, passed_over=passed_over, events=events
         )
@@ -214,11 +216,6 @@ class History:
             found.setdefault(newest[step]["stage"], []).append(newest[step])
         return found
 
-    def gaps(self) -> list[float]:
-        """Return the seconds between each attempt's end and its successor's take-over."""
-        pairs = itertools.pairwise(self.attempts)
-        return [max(0.0, (b.began - a.last_heard).total_seconds()) for a, b in pairs]
-
     def unsaved(self) -> dict[int, float | None]:
         """Return generation -> a program's seconds that no snapshot had at its end, if known."""
         last = {
@@ -236,11 +233,6 @@ class History:
             found[attempt.generation] = None if lost is None else round(float(lost), 3)
         return found
 
-    @property
-    def repeated_seconds(self) -> float:
-        """Seconds of computing that were repeated."""
-        return sum(attempt.repeated_seconds for attempt in self.attempts)
-
 
 def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
     keys = sorted(store.sizes(EVENTS))
@@ -254,7 +246,7 @@ def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
 
 
 def _attempts(
-    computed: Mapping[int, _AttemptSteps], events: Sequence[Line], lines: Sequence[Line]
+    computed: Mapping[int, _AttemptSteps], events: Sequence[Line], measured: _SecondsBy
 ) -> list[AttemptSummary]:
     # A run may be reopened a day later, under the name of the machine that trained.
     events = [
@@ -269,13 +261,15 @@ def _attempts(
         # A stale writer's events may come after its successor's take-over.
         own = [e for e in events[start:end] if e["instance_id"] == first["instance_id"]]
         generation = int(first["generation"])
-        beside = [line for line in lines if line["generation"] == generation]
-        attempts.append(_summary(generation, own, computed.get(generation), beside))
+        attempts.append(_summary(generation, own, computed.get(generation), measured[generation]))
     return attempts
 
 
 def _summary(
-    generation: int, events: Sequence[Line], steps: _AttemptSteps | None, lines: Sequence[Line]
+    generation: int,
+    events: Sequence[Line],
+    steps: _AttemptSteps | None,
+    seconds_by: Mapping[str, float],
 ) -> AttemptSummary:
     by_name = {event["name"]: event for event in events}
     notice = by_name.get("notice")
@@ -293,30 +287,28 @@ def _summary(
         first_step=steps.first if steps else None,
         last_step=steps.last if steps else None,
         num_repeated=steps.num_repeated if steps else 0,
-        repeated_seconds=steps.repeated_seconds if steps else 0.0,
+        repeated_seconds=seconds_by.get("repeated", 0.0),
         usd_per_hour=events[0].get("usd_per_hour"),
         ranks=events[0].get("ranks"),
         last_commit=by_name.get("committed"),
-        seconds_by=_seconds_by(steps or _AttemptSteps(first=0, last=0), lines),
+        seconds_by=seconds_by,
     )
 
 
-def _seconds_by(steps: _AttemptSteps, lines: Sequence[Line]) -> dict[str, float]:
-    """Return an attempt's measured seconds by cause (contract/goodput.py)."""
-
-    def total(kind: str, *names: str) -> float:
-        found = (line.get(name) for line in lines if line["kind"] == kind for name in names)
-        return sum(value for value in found if isinstance(value, int | float))
-
-    slowed = min(steps.useful_seconds, total("commit", "slowed_seconds"))
-    return {
-        USEFUL: steps.useful_seconds - slowed + total("prepare", "seconds"),
-        "sync": steps.first_waited_seconds,
-        "data_wait": steps.waited_seconds,
-        "saving": slowed + total("commit", "blocked_seconds"),
-        "evaluation": total("evaluation", "seconds"),
-        "repeated": steps.repeated_seconds,
-    }
+def _measured(lines: Iterable[Line], computed: Mapping[int, _AttemptSteps]) -> _SecondsBy:
+    """Return generation -> the seconds that its lines measured, by cause (contract/goodput.py)."""
+    found: _SecondsBy = defaultdict(lambda: defaultdict(float))
+    for generation, steps in computed.items():
+        found[generation].update(steps.seconds_by)
+    for line in lines:
+        for name, cause in _TIMED.get(line["kind"], {}).items():
+            if isinstance(value := line.get(name), int | float):
+                own = found[line["generation"]]
+                if name == "slowed_seconds":  # within the steps
+                    value = min(value, own[USEFUL])
+                    own[USEFUL] -= value
+                own[cause] += value
+    return found
 
 
 def _time(event: Line) -> datetime:

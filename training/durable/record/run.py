@@ -11,12 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contract.errors import UserError
-from contract.goodput import Goodput
 from contract.keys import CONFIG, FINAL_FILES, HEAD
 from contract.program import WORKLOAD as PROGRAM
-from training.durable.record.goodput import goodput_of, read_guard
 from training.durable.record.head import CheckpointEntry, Head, read_json_record
-from training.durable.record.history import History
 from training.durable.store.folder import open_store
 from training.durable.store.protocol import Store, put_unless_changed
 
@@ -133,20 +130,6 @@ class OpenRun:
     store: Store
     record: RunConfig
     head: Head
-
-    @staticmethod
-    def goodput(store: Store, guard: Mapping[str, Any] | None = None) -> Goodput:
-        """Return what a run's money has bought, also before its first attempt.
-
-        `guard` is a newer guard.json than the one stored there.
-        """
-        record = RunConfig.read(store)
-        return goodput_of(
-            History.read(store),
-            read_guard(store) if guard is None else guard,
-            prediction=record.prediction if record else None,
-            is_of_program=record is not None and record.workload == PROGRAM,
-        )
 
     @property
     def is_of_program(self) -> bool:

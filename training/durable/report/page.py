@@ -20,11 +20,11 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from contract.goodput import Goodput
+from contract.goodput import USEFUL, Goodput
 from contract.keys import EVALUATION, EVENTS, LOGS, RECEIPT, REPORT, SWEEP
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
-from contract.report import Bar, Curve, Kind, Tone, chart, page, shares, table, timeline
+from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from contract.sweep import Sweep, SweepRun
 from training.durable.record.goodput import goodput_of, read_guard
 from training.durable.record.head import Head
@@ -72,24 +72,16 @@ def write_report(
     usd_per_hour: float | None = None,
     *,
     first: Callable[[History, Goodput], None] = lambda history, bought: None,
-) -> tuple[History, str]:
-    """Write the page into the run, but not over a newer one; return the history, and a summary.
+) -> tuple[History, Goodput, str]:
+    """Write the page into the run, but not over a newer one; return its figures and a summary.
 
     `first` is called with history and goodput beforehand, for a receipt that the page shows.
     """
     before = store.get(REPORT)
     history = History.read(store)
-    bought = goodput_of(
-        history,
-        read_guard(store),
-        prediction=record.prediction,
-        is_of_program=record.workload == PROGRAM,
-        usd_per_hour=usd_per_hour,
-    )
+    bought = goodput_of(history, record, read_guard(store), usd_per_hour)
     first(history, bought)
-    if usd_per_hour is None and history.attempts:
-        usd_per_hour = history.attempts[-1].usd_per_hour
-    summary = _summary(history, record, head, usd_per_hour, bought)
+    summary = _summary(history, record, head, bought)
     verdict, _, more = summary.partition(". ")
     written = page(
         title=f"{record.run_id}: {record.workload} / {record.recipe}",
@@ -102,25 +94,18 @@ def write_report(
             **_starts(history),
             **_sections(store, record, history),
             **_ranks(history),
-            "Attempts": _attempts(history, usd_per_hour),
+            "Attempts": _attempts(history),
             "The run": table(_about(store, record, head)),
         },
     )
     if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
-    return history, summary
+    return history, bought, summary
 
 
-def _summary(
-    history: History,
-    record: RunConfig,
-    head: Head,
-    usd_per_hour: float | None,
-    bought: Goodput,
-) -> str:
+def _summary(history: History, record: RunConfig, head: Head, bought: Goodput) -> str:
     """Describe the run in a few sentences."""
     attempts = history.attempts
-    lost, gaps = history.repeated_seconds, sum(history.gaps())
     num_steps, what = len(history.steps), f"{len(history.steps)} steps"
     if record.workload == PROGRAM:
         # Some report every tenth step only, others none.
@@ -130,13 +115,8 @@ def _summary(
         what += f"{num_snapshots} snapshot{'s' * (num_snapshots != 1)}"
     text = f"{head.state}: {what} in {len(attempts)} attempt{'s' * (len(attempts) != 1)}. "
     if num_steps or record.workload != PROGRAM:
-        cost = "" if usd_per_hour is None else f", {lost * usd_per_hour / 3600:.4f} dollars"
-        num_repeated = sum(a.num_repeated for a in attempts)
-        text += f"{num_repeated} steps were computed twice ({lost:.1f} s{cost}), and nothing"
-    else:
-        text += "Nothing"
-    text += f" trained for {gaps:.1f} s between attempts."
-    text += f" {bought.sentence()}."
+        text += f"{sum(a.num_repeated for a in attempts)} steps were computed twice. "
+    text += f"{bought.sentence()}."
     if skipped := ", ".join(map(str, head.skipped_steps)):
         text += f" These steps diverged and were skipped: {skipped}."
     if history.passed_over:
@@ -323,18 +303,17 @@ def _log_tail(store: Store) -> str:
 
 def _bought(bought: Goodput) -> str:
     """Show where the paid time went, next to the plan, and why each machine ended."""
-    if not bought.seconds:
-        return "<p>Nothing was paid for yet.</p>"
-    lines = [f"<p>{html.escape(bought.sentence())}.</p>", shares(bought.rows())]
-    if bought.planned:
-        lines.append('<p class="quiet">A line marks what was planned.</p>')
-    pays = {True: "yes", False: "no", None: ""}
-    rows = [[e.machine, e.why, pays[e.restart_pays], e.evidence] for e in bought.ends]
-    head = ["machine", "ended by", "does a restart pay?", "evidence"]
-    return "".join([*lines, table(rows, head) if rows else ""])
+    text = f"{bought.sentence()}.{' A line marks what was planned.' * bool(bought.planned)}"
+    lines = []
+    for cause, name, figures, seconds, planned in bought.rows():
+        bar = Bar(start=0.0, seconds=seconds, kind="done" if cause == USEFUL else "lost")
+        mark = Bar(start=planned, seconds=0.0, kind="planned")
+        lines.append((name, [bar, mark] if bought.planned else [bar], figures))
+    ends = table((end.machine, str(end)) for end in bought.ends)
+    return f"<p>{html.escape(text)}</p>{timeline(lines)}{ends}"
 
 
-def _attempts(history: History, usd_per_hour: float | None) -> str:
+def _attempts(history: History) -> str:
     attempts = history.attempts
     if not attempts:
         return "<p>None yet.</p>"
@@ -346,14 +325,12 @@ def _attempts(history: History, usd_per_hour: float | None) -> str:
         steps = f", steps {a.first_step} to {a.last_step}" if a.last_step else ""
         lines.append((f"{a.generation} {a.writer}", [bar], f"{a.ended}{steps}"))
     head = ["attempt", "machine", "start", "seconds", "steps", "end", "notice to commit", "lost"]
-    rows = [_attempt_row(attempt, usd_per_hour) for attempt in attempts]
+    rows = [_attempt_row(attempt) for attempt in attempts]
     return timeline(lines) + table(rows, head)
 
 
-def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
+def _attempt_row(a: AttemptSummary) -> list[str]:
     lost = f"{a.num_repeated} steps, {a.repeated_seconds:.1f} s" if a.num_repeated else "nothing"
-    if usd_per_hour is not None and a.num_repeated:
-        lost += f", {a.repeated_seconds * usd_per_hour / 3600:.4f} dollars"
     steps = "none" if a.first_step is None else f"{a.first_step} to {a.last_step}"
     commit = "" if a.seconds_to_commit is None else f"{a.seconds_to_commit:.2f} s"
     if a.gained_steps:
