@@ -215,8 +215,8 @@ def _end(one: _Machine, events: Sequence[Line], over: float) -> MachineEnd:
         (why_said, said.get("machine-failed")),
         ("over", "the run had ended" if is_over else None),
         ("stopped", stop),
-        ("host", said.get("terminated")),
         ("market", said.get("notice", "EC2 took it back" if back else None)),
+        ("host", said.get("terminated")),
         (why_said, last_words),
     ]
     why, evidence = next((why, text) for why, text in found if text is not None)
