@@ -33,6 +33,6 @@ def planned_goodput(plan: Plan) -> dict[str, float]:
     factor = max(0.0, paid - work.seconds) / sum(besides.values())
     found = {cause: factor * seconds for cause, seconds in besides.items()}
     found |= {USEFUL: computing, "evaluation": evaluating}
-    found["data_wait"] = work.seconds - evaluating - computing
+    found["data_wait"] = max(0.0, work.seconds - evaluating - computing)
     found[WAITING] = 3600 * max(0.0, spot.hours_p50 - spot.machine_hours_p50)
     return {cause: found[cause] / paid for cause in CAUSES if found.get(cause)}
