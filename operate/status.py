@@ -89,7 +89,7 @@ def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
         left = max(0.0, left - age)
     line, one = next(_steps(run), {}), sight.live[-1] if sight.live else None
     if bought is None and sum(run.store.sizes(METRICS).values()) <= _MOST_METRICS_BYTES:
-        bought = read_goodput(run.store, json.loads(ledger.to_json())).sentence()
+        bought = read_goodput(run.store, json.loads(ledger.to_json()), sight.now).sentence()
     holder = head.writer if head and state == "running" else None
     hourly = 0.0
     if run.stack:
@@ -173,9 +173,9 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
 def cost_of(run: OperatedRun) -> tuple[list[dict[str, Any]], Goodput]:
     """Return the run's machines with their hours, dollars and ends so far; what they bought."""
     names = ("size", "market", "usd_per_hour", "hours", "usd", "is_live")
-    ledger = look(run).ledger
-    attempts = sorted(ledger.attempts.items(), key=lambda pair: pair[1].launched)
-    bought = read_goodput(run.store, json.loads(ledger.to_json()))
+    sight = look(run)
+    attempts = sorted(sight.ledger.attempts.items(), key=lambda pair: pair[1].launched)
+    bought = read_goodput(run.store, json.loads(sight.ledger.to_json()), sight.now)
     why = {end.machine: end.why for end in bought.ends}
     rows = [
         {"machine": machine}

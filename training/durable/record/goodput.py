@@ -69,9 +69,9 @@ class _Machine:
         return min(found, default=None)
 
 
-def read_goodput(store: Store, guard: Mapping[str, Any]) -> Goodput:
-    """Return what a run's money has bought by this ledger, also before its first attempt."""
-    return goodput_of(History.read(store), RunConfig.read(store), guard)
+def read_goodput(store: Store, guard: Mapping[str, Any], now: float) -> Goodput:
+    """Return what a run's money had bought at `now`, when this ledger was brought up to date."""
+    return goodput_of(History.read(store), RunConfig.read(store), guard, now=now)
 
 
 def goodput_of(
@@ -79,13 +79,15 @@ def goodput_of(
     record: RunConfig | None,
     guard: Mapping[str, Any],
     usd_per_hour: float | None = None,
+    *,
+    now: float | None = None,
 ) -> Goodput:
-    """Return what a run's money has bought so far.
+    """Return what a run's money has bought so far, or until `now`, in seconds since 1970.
 
     `guard` is guard.json; without a Guard each attempt is a machine, perhaps at `usd_per_hour`. Of
     a program only what no snapshot had at an interruption is known: nobody times its steps.
     """
-    now, prediction = time.time(), (record and record.prediction) or {}
+    now, prediction = now or time.time(), (record and record.prediction) or {}
     unsaved = history.unsaved() if record and record.workload == PROGRAM else None
     machines = _machines(history, guard.get("attempts") or {}, now, usd_per_hour)
     over = max((_at(e) for e in history.events if e["name"] in _OVER), default=math.inf)
@@ -130,8 +132,9 @@ def _machines(
     found = []
     for name, kept in paid.items():
         if kept["is_live"]:  # since the Guard's last call
-            usd = (now - kept["seen"]) / 3600 * kept.get("usd_per_hour", 0.0)
-            kept = {**kept, "seen": now, "usd": kept.get("usd", 0.0) + usd}
+            more = max(0.0, now - kept["seen"])
+            usd = kept.get("usd", 0.0) + more / 3600 * kept.get("usd_per_hour", 0.0)
+            kept = {**kept, "seen": kept["seen"] + more, "usd": usd}
         attempts = [one for one in history.attempts if one.writer == name]
         own = [each for each in events if name in (each[1]["instance_id"], each[1].get("about"))]
         found.append(_Machine(name, kept, attempts, own))

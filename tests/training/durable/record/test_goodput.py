@@ -218,6 +218,20 @@ def test_a_run_without_a_guard_is_what_its_attempts_were(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"attempts": {"i-1": {}}}', '{"attempts": 3}'])
+def test_of_a_machine_that_runs_what_the_guard_has_not_billed_yet_is_added(scene: Scene) -> None:
+    scene.machine("i-1", 0, 100, is_live=True).trains("i-1", 20, 1)
+    scene.store.put(GUARD, json.dumps({"attempts": scene.machines, "waiting": 0.0}).encode())
+    history, guard = History.read(scene.store), read_guard(scene.store)
+    billed = goodput_of(history, None, guard, now=ZERO + 100)
+    later = goodput_of(history, None, guard, now=ZERO + 1900)
+    assert (billed.paid_seconds, later.paid_seconds) == (100, 1900)
+    more = sum(later.usd.values()) - sum(billed.usd.values())
+    assert more == pytest.approx(0.5 * USD_PER_HOUR)
+    assert later.ends == []
+    waiting = goodput_of(history, None, {"waiting": ZERO - 60}, now=ZERO)
+    assert waiting.seconds[WAITING] == 60
+
+
 def test_a_damaged_ledger_is_passed_over(tmp_path: Path, text: str) -> None:
     store = FolderStore(tmp_path)
     store.put(GUARD, text.encode())
