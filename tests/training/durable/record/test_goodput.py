@@ -217,7 +217,6 @@ def test_a_run_without_a_guard_is_what_its_attempts_were(scene: Scene) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"attempts": {"i-1": {}}}', '{"attempts": 3}'])
 def test_of_a_machine_that_runs_what_the_guard_has_not_billed_yet_is_added(scene: Scene) -> None:
     scene.machine("i-1", 0, 100, is_live=True).trains("i-1", 20, 1)
     scene.store.put(GUARD, json.dumps({"attempts": scene.machines, "waiting": 0.0}).encode())
@@ -232,6 +231,7 @@ def test_of_a_machine_that_runs_what_the_guard_has_not_billed_yet_is_added(scene
     assert waiting.seconds[WAITING] == 60
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"attempts": {"i-1": {}}}', '{"attempts": 3}'])
 def test_a_damaged_ledger_is_passed_over(tmp_path: Path, text: str) -> None:
     store = FolderStore(tmp_path)
     store.put(GUARD, text.encode())
