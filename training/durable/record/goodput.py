@@ -206,7 +206,8 @@ def _attempt(
 
 def _end(one: _Machine, events: Sequence[Line], over: float) -> MachineEnd:
     """Return why a machine ended; a restart of what a script itself does wrong fails again."""
-    said = {e["name"]: str(e.get("message") or e.get("cause") or "") for _, e in one.events}
+    own = sorted((event for _, event in one.events), key=lambda event: "message" in event)
+    said = {e["name"]: str(e.get("message") or e.get("cause") or "") for e in own}
     began, stops = float(one.kept["launched"]), (e for e in events if e["name"] in _STOPS)
     stop = next((str(e.get("message")) for e in stops if began <= _at(e) <= one.ended), None)
     is_over = one.ended > over or any(each.ended in _OVER for each in one.attempts[-1:])
