@@ -205,14 +205,15 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
 def _goodput_alarm(metrics: RunMetrics, planned: float, commit_interval: float) -> AlarmPlan:
     # Each period has a commit, and CloudWatch looks back for a week at most.
     minutes = min(math.ceil(max(_GOODPUT_SECONDS, commit_interval) / 300) * 5, 7 * 24 * 20)
-    least = 100 * LEAST_SHARE * planned
+    # In steps of five: another size's forecast alone is no other alarm.
+    least = max(5, math.floor(100 * LEAST_SHARE * planned / 5) * 5)
     return AlarmPlan(
         construct_id="GoodputLow",
         metric=metrics.goodput_percent(Duration.minutes(minutes)),
         threshold=least,
         is_below=True,
         periods=3,
-        says=f"For {3 * minutes} minutes, less than {least:.3g} % of the paid time became training "
+        says=f"For {3 * minutes} minutes, less than {least} % of the paid time became training "
         f"that a commit holds, half of what was planned: machines are lost before they commit, or "
         "steps wait. `runs cost` says where time and dollars went, and why each machine ended.",
     )

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.goodput import PLANNED, USEFUL, WAITING
-from sizing.plan.finished_run import compare
+from contract.goodput import USEFUL, WAITING
 from sizing.plan.goodput import planned_goodput
-from tests.sizing.plan.test_finished_run import write_run
 from tests.sizing.sample_plan import plan
 
 
@@ -33,15 +31,3 @@ def test_more_interruptions_cost_more_starts_and_less_is_useful(tmp_path: Path) 
     assert rare[USEFUL] > often[USEFUL]
     assert rare["boot"] < often["boot"]
     assert rare.get("repeated", 0.0) < often["repeated"]
-
-
-def test_a_finished_run_is_compared_with_what_was_planned_then(tmp_path: Path) -> None:
-    bought = {"goodput": 0.4, "seconds": {}, "usd": {"useful": 2.0, "boot": 1.0}}
-    run = write_run(tmp_path / "then", 0.1, goodput=bought, prediction={PLANNED + USEFUL: 0.8})
-    rows = {row.what: row for row in compare(run, plan(tmp_path))}
-    assert (rows["goodput"].predicted, rows["goodput"].actual) == (0.8, 0.4)
-    assert rows["goodput"].verdict.startswith("correct the cause")
-    assert rows["dollars (Spot)"].actual == 3.0
-    older = write_run(tmp_path / "older", 0.1)
-    rows = {row.what: row for row in compare(older, plan(tmp_path))}
-    assert rows["goodput"].actual is None
