@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from contract.aws_errors import DENIED, explain
 from contract.errors import UserError
 from contract.grammar import argument_type, parse_count
+from contract.readable import shown
 from operate import control
 from operate.download import download, open_report
 from operate.logs import RunLog, as_line
@@ -67,6 +68,20 @@ def _print(found: Any, *, as_json: bool) -> None:
         show_table(found, notes=[f"${usd:.2f} in total"] if found else ["none here"])
 
 
+def _cost(options: argparse.Namespace) -> list[dict[str, Any]] | dict[str, Any] | None:
+    """Return each machine's cost and what the money bought as JSON, or print them as tables."""
+    if (sweep := find_operated_sweep(options.run)) is not None:
+        return [{"run": row["run"], "usd": row["usd"]} for row in sweep.rows()]
+    rows, bought = cost_of(find_run(options.run))
+    if options.json:
+        return {"machines": rows, "goodput": bought.to_json()}
+    _print(rows, as_json=False)
+    causes = [{"what the money bought": name, "": text} for _, name, text, *_ in bought.rows()]
+    ends = [f"{one.machine}: {shown(str(one))}" for one in bought.ends]
+    show_table(causes, notes=[bought.sentence(), *ends])
+    return None
+
+
 def _explain(error: Exception) -> NoReturn:
     """Raise a UserError for what the caller can change, otherwise the error itself."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
@@ -98,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (("stop", "save, then end its machine"), ("resume", "train on")):
         add = verb(name, text, partial(_controlled, name))
         add("--reason", default="", metavar="TEXT", help="why, for the run's events")
-    verb("cost", "hours and dollars of each machine", _cost)
+    verb("cost", "hours and dollars of each machine, and what they bought", _cost)
     text = "weights, report and receipt, or a checkpoint"
     add = verb("download", text, lambda o: download(find_run(o.run), o.out, o.checkpoint))
     add("--checkpoint", help="newest, best, a step, or the start of a name")
@@ -116,12 +131,6 @@ def _controlled(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return act(sweep, options.reason)
     found: dict[str, Any] = getattr(control, name)(find_run(options.run), options.reason)
     return found
-
-
-def _cost(options: argparse.Namespace) -> list[dict[str, Any]]:
-    if (sweep := find_operated_sweep(options.run)) is not None:
-        return [{"run": row["run"], "usd": row["usd"]} for row in sweep.rows()]
-    return cost_of(find_run(options.run))
 
 
 def _open(options: argparse.Namespace) -> dict[str, Any]:
@@ -144,7 +153,7 @@ def _status(options: argparse.Namespace) -> dict[str, Any] | list[dict[str, Any]
     with suppress(KeyboardInterrupt), Live(first, auto_refresh=False) as live:
         while found["state"] not in _OVER:
             time.sleep(_REFRESH_SECONDS)
-            found = read_status(run)
+            found = read_status(run, found["goodput"])
             live.update(Text.from_ansi(as_text(found)), refresh=True)
     return None
 

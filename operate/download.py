@@ -49,8 +49,8 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
 def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:
     """Return the path of the run's up-to-date report and the address of its dashboard."""
     opened = OpenRun.at(run.uri)
-    if not opened.head.is_ended or run.store.get(REPORT) is None:
-        write_report(opened.store, opened.record, opened.head)
+    # Also of a run that has ended: its machine was paid for a little longer.
+    write_report(opened.store, opened.record, opened.head)
     page = run.folder / REPORT if run.folder else Path(tempfile.mkdtemp(prefix="runs-"), REPORT)
     if run.folder is None:
         run.store.get_file(REPORT, page)

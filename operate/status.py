@@ -1,5 +1,6 @@
 """A run's state, its cost so far and to come, and what it waits for. It only reads."""
 
+import json
 import re
 import sys
 import time
@@ -10,13 +11,17 @@ from itertools import groupby
 from typing import Any
 
 from contract.errors import UserError
+from contract.goodput import Goodput
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
 from contract.readable import duration, shown
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing import table_cell, table_heading
 from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
-from training.durable import Head, History, RunConfig, get_each, open_store
+from training.durable import Head, History, RunConfig, get_each, open_store, read_goodput
+
+# Compressed: 60,000 steps or more, which take seconds to read.
+_MOST_METRICS_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +76,11 @@ def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:
         ) from error
 
 
-def read_status(run: OperatedRun) -> dict[str, Any]:
-    """Return the current status of the run."""
+def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
+    """Return the current status of the run.
+
+    `bought` repeats what an earlier call said of its goodput, for which it reads every step.
+    """
     sight, config = look(run), RunConfig.read(run.store)
     head, ledger, state = sight.head, sight.ledger, sight.state
     keys = sorted(run.store.sizes(EVENTS))
@@ -81,6 +89,8 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
     if left and age and state == "running":
         left = max(0.0, left - age)
     line, one = next(_steps(run), {}), sight.live[-1] if sight.live else None
+    if bought is None and sum(run.store.sizes(METRICS).values()) <= _MOST_METRICS_BYTES:
+        bought = read_goodput(run.store, json.loads(ledger.to_json()), sight.now).sentence()
     holder = head.writer if head and state == "running" else None
     hourly = 0.0
     if run.stack:
@@ -104,6 +114,7 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
         "usd_spent": round(ledger.billed_usd(), 4) if ledger.attempts else None,
         "usd_to_come": None if left is None or not hourly else round(left / 3600 * hourly, 4),
         "usd_limit": (run.settings.max_usd or None) if run.stack else None,
+        "goodput": bought or f"`runs cost {run.id}` reads its many steps",
         "stack": run.stack or None,
         "kept_in": run.uri,
     }
@@ -169,14 +180,20 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     }.get(state)
 
 
-def cost_of(run: OperatedRun) -> list[dict[str, Any]]:
-    """Return the run's machines with their hours and dollars so far."""
+def cost_of(run: OperatedRun) -> tuple[list[dict[str, Any]], Goodput]:
+    """Return the run's machines with their hours, dollars and ends so far; what they bought."""
     names = ("size", "market", "usd_per_hour", "hours", "usd", "is_live")
-    attempts = sorted(look(run).ledger.attempts.items(), key=lambda pair: pair[1].launched)
-    return [
-        {"machine": machine} | {name: getattr(each, name) for name in names}
+    sight = look(run)
+    attempts = sorted(sight.ledger.attempts.items(), key=lambda pair: pair[1].launched)
+    bought = read_goodput(run.store, json.loads(sight.ledger.to_json()), sight.now)
+    why = {end.machine: end.why for end in bought.ends}
+    rows = [
+        {"machine": machine}
+        | {name: getattr(each, name) for name in names}
+        | {"ended_by": why.get(machine)}
         for machine, each in attempts
     ]
+    return rows, bought
 
 
 def list_runs(place: str | None) -> list[dict[str, Any]]:

@@ -231,7 +231,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
 
 _HEADLINES = (
     *("size", "hours, p50", "run on demand, $", "run on Spot, p50, $"),
-    "checkpoint fits the notice",
+    *("checkpoint fits the notice", "useful share of paid seconds"),
 )
 # Keys of <stack>.plan.json, which sizing writes at synthesis, in the order of the table.
 _PLAN_KEYS: Sequence[tuple[str, str]] = (
@@ -247,6 +247,7 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("deadline_usd_mean", "run with its deadline, mean, $"),
     ("deadline_usd_p90", "run with its deadline, p90, $"),
     ("deadline_on_demand_share", "share of its hours on demand"),
+    ("goodput_useful", "useful share of paid seconds"),
     ("usd_of_initializations", "loading the run's root volumes, $"),
     ("checkpoint_bytes", "checkpoint, bytes"),
     ("checkpoint_seconds", "checkpoint to S3, s"),
@@ -274,9 +275,10 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
 
 
 def _with_deadline(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan with its deadline's figures, if it has a deadline."""
-    fallback = plan.get("with_fallback") or {}
-    return {**plan, **{f"deadline_{name}": value for name, value in fallback.items()}}
+    """Return the plan with the figures of its deadline, if it has one, and of its goodput."""
+    nested = {"deadline": plan.get("with_fallback"), "goodput": plan.get("goodput")}
+    found = {f"{of}_{name}": v for of, each in nested.items() for name, v in (each or {}).items()}
+    return {**plan, **found}
 
 
 def _plan_subject(plan: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from aws_cdk import Annotations, Stack, Token
 
 from contract.certificate import certified
+from contract.goodput import PLANNED
 from contract.keys import MANIFEST
 from sizing import (
     IMAGE_GIB,
@@ -209,6 +210,7 @@ def prediction(plan: dict[str, Any] | None) -> str:
     if plan is None:
         return ""
     figures = {name: plan[name] for name in _PREDICTED if plan[name] is not None}
+    figures |= {PLANNED + cause: share for cause, share in plan["goodput"].items()}
     return " ".join(
         f"{name}={value if isinstance(value, str) else format(value, '.3g')}"
         for name, value in figures.items()

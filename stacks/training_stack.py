@@ -9,6 +9,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from contract.goodput import USEFUL
 from contract.keys import RUNS
 from contract.stack_names import DESCRIPTIONS
 from stacks import user_data
@@ -254,6 +255,7 @@ class TrainingStack(Stack):
             topic=topic,
             epoch_seconds=epoch_seconds(self.plan),
             least_busy_percent=least_busy_percent(self.plan),
+            planned_goodput=self.plan["goodput"].get(USEFUL) if self.plan else None,
         ).alarms
         run_id = self._parameters.run_id
         return TrainingDashboard(

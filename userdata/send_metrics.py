@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from contract.goodput import useful_seconds
 from contract.program import WORKLOAD
 from userdata.machine import machine_path, send, stop_event
 
@@ -32,6 +34,8 @@ RUNNING = "training_running"
 STEPS = "training_steps"
 COMMIT_AGE = "seconds_since_commit"
 UNSAVED = "notice_without_commit"
+# Seconds of steps, without their waits, that a commit has made safe: what the money is for.
+USEFUL = "useful_seconds"
 # Kinds of lines that show progress, and kinds after which progress is safe in the store.
 PROGRESS = ("step", "metrics", "evaluation", "prepare")
 SAFE = ("commit", "prepare")
@@ -54,6 +58,9 @@ class TrainingWatch:
     committed_step: int | None = None
     # The trainer's step at the notice: later steps are a bonus and no loss if uncommitted.
     noticed_step: int | None = None
+    # Seconds of useful steps that no commit contains yet, and those not sent yet that one does.
+    pending_seconds: float = 0.0
+    useful_seconds: float = 0.0
     # When training started on this machine, or its progress was last safe in the store.
     safe_since: float | None = None
 
@@ -74,8 +81,13 @@ class TrainingWatch:
                 if self.committed_step is None:
                     self.committed_step = step - 1
                 self.last_step = step
+            if kind in ("step", "prepare"):
+                with suppress(TypeError):  # a line that somebody else wrote
+                    self.pending_seconds += useful_seconds(record)[0]
             if kind in SAFE:
                 self.safe_since = now
+                self.useful_seconds += self.pending_seconds
+                self.pending_seconds = 0.0
             if kind == "commit":
                 self.committed_step = step
             if kind == "notice":
@@ -86,6 +98,8 @@ class TrainingWatch:
         if self.safe_since is None:
             self.safe_since = now
         data = {RUNNING: 1, COMMIT_AGE: round(now - self.safe_since, 1)}
+        if not self.is_program:  # nobody times its steps
+            data[USEFUL] = round(self.useful_seconds, 1)
         return data if self.has_no_pace else {**data, STEPS: self._progress(now)}
 
     @property
@@ -107,7 +121,7 @@ class TrainingWatch:
 
     def sent(self) -> None:
         """Start a new count of progress."""
-        self.progress = 0
+        self.progress, self.useful_seconds = 0, 0.0
 
     def forget_times(self) -> None:
         """Forget when lines were read, because they were not written at those times."""

@@ -16,7 +16,7 @@ _FOLDER = Path(__file__).parent
 _MOST_POINTS = 1000
 
 Tone = Literal["good", "bad", "open"]
-Kind = Literal["boot", "trained", "lost", "done", "bad-end"]
+Kind = Literal["boot", "trained", "lost", "done", "bad-end", "planned"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """A period of a machine or an attempt: its start relative to the first, and its kind."""
+    """A period of a machine or an attempt: its start relative to the first, and its kind.
+
+    `planned` is no period, but a mark.
+    """
 
     start: float
     seconds: float

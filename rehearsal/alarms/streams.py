@@ -114,7 +114,8 @@ class Stream:
             lines: list[dict[str, Any]] = []
             for _ in range(steps):
                 self.step += kind == "step"
-                lines.append({"kind": kind, "step": self.step})
+                seconds = MINUTE / steps
+                lines.append({"kind": kind, "step": self.step, "seconds": seconds})
             is_due = steps and self.commit_every and minute % self.commit_every == 0
             if is_due or commits:
                 lines.append({"kind": "commit", "step": self.step})

@@ -64,6 +64,13 @@ def without_its_fleet(stream: Stream) -> None:
     stream.without_fleet(3 * HOUR)
 
 
+def loses_what_it_did(stream: Stream) -> None:
+    stream.commit_every = 0
+    for _ in range(6):
+        stream.begin(18)
+        stream.without_instance(1)
+
+
 def _program(minutes: int, *, steps: int, commits: bool = False) -> Scenario:
     """Return a scenario of a program that reports only once in so many minutes."""
 
@@ -135,6 +142,7 @@ FAULTS: Mapping[str, tuple[str, Scenario]] = {
         "training continues, but no commit succeeds",
         _after_an_hour(3, commit_every=0),
     ),
+    "GoodputLow": ("each machine is lost before it commits", loses_what_it_did),
     "NoticeWithoutCommit": ("a notice comes, and there is no time to save", unsaved),
     "DiskNearlyFull": ("the data volume fills up", _one_hour_in(disk_percent=93)),
     "EbsThroughputExceeded": (

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from contract.keys import GUARD, HEAD, RECEIPT
+from contract.keys import HEAD, RECEIPT
 from contract.lineage import Line
 from contract.samples import lineage_problems
 from embedded_aws import EventBus
@@ -16,7 +16,6 @@ from rehearsal.demo.actions import RehearsedRun, SeenInterruption, steps_lost
 from rehearsal.demo.fleet import MachineLife, user_data_faults
 from rehearsal.demo.grants import usage
 from rehearsal.demo.run_files import Files, losses, read_events, read_json, read_metrics, read_steps
-from sizing import catalogue
 
 # By stage: the steps of the interrupted run, and of the uninterrupted one.
 Curves: TypeAlias = dict[str, tuple[list[Line], list[Line]]]
@@ -71,8 +70,8 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "guard_actions": [each.answer for each in invocations],
         "guard_errors": [each.error for each in invocations if each.error],
         "guard_retries": sum(each.tries - 1 for each in invocations),
-        **_cost(rehearsed.lives),
-        "spent": spending(rehearsed.run.files),
+        "spent": ours["spent"],
+        "goodput": ours["goodput"],
         "machines": _machines(rehearsed),
         "seconds": round(rehearsed.seconds, 1),
     }
@@ -316,31 +315,6 @@ def _dataset(run: Files) -> dict[str, float]:
         "seconds": round(first["seconds"], 3),
         "megabytes_per_second": round(megabytes / max(first["seconds"], 1e-3), 1),
     }
-
-
-def _cost(lives: Sequence[MachineLife]) -> dict[str, Any]:
-    on_demand = spot = seconds = 0.0
-    for life in lives:
-        size, hours = life.instance.type, life.seconds / 3600
-        seconds += life.seconds
-        on_demand += hours * catalogue.hourly_price(size).usd_per_hour
-        spot += hours * catalogue.spot_price(size).usd_per_hour
-    size = lives[0].instance.type
-    return {
-        "size": size,
-        "billed_seconds": round(seconds, 1),
-        "usd_on_demand": round(on_demand, 6),
-        "usd_spot": round(spot, 6),
-        "spot_price_basis": catalogue.spot_price(size).basis,
-        "spot_price_source": catalogue.spot_price(size).source,
-    }
-
-
-def spending(run: Files) -> dict[str, Any]:
-    """Return the Guard's count by market, and how often it changed the market."""
-    guard = read_json(run, GUARD) or {}
-    billed = guard.get("billed", {})
-    return {"by_market": billed, "moves": guard.get("market", {}).get("moves", 0)}
 
 
 def _machines(rehearsed: Rehearsed) -> list[dict[str, Any]]:

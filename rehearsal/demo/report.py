@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from contract.goodput import Goodput
 from contract.lineage import Line
 from contract.readable import shown
 from contract.report import Bar, Curve, chart, page, table, timeline
@@ -220,15 +221,9 @@ def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows about costs."""
-    return [
-        (
-            "cost, modelled",
-            f"these {receipt['billed_seconds']:.0f} machine seconds at the prices of "
-            f"{receipt['size']}: ${receipt['usd_on_demand']:.4f} on demand (list price), "
-            f"${receipt['usd_spot']:.4f} on Spot ({receipt['spot_price_basis']})",
-        ),
-        ("spent by market", _spending(receipt["spent"])),
-    ]
+    bought = receipt["goodput"]
+    parts = Goodput(**{name: bought[name] for name in ("seconds", "usd", "planned")})
+    return [("it bought", parts.sentence())]
 
 
 def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -251,17 +246,6 @@ def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("IAM", used),
     ]
-
-
-def _spending(spent: Mapping[str, Any]) -> str:
-    """Return the dollars by market as counted at the Guard's last call, and the fallback."""
-    markets = "; ".join(
-        f"{market} ${each['usd']:.4f} for {each['hours'] * 3600:.0f} s"
-        for market, each in spent["by_market"].items()
-    )
-    moves = spent["moves"]
-    fallback = f"fallback: {moves} moves between markets" if moves else "fallback: none"
-    return f"{markets or 'nothing counted'}; {fallback} (the Guard's count, at modelled prices)"
 
 
 def _figures(metrics: Mapping[str, float]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from contract.keys import GUARD
 from contract.readable import shown
 from contract.stack_names import stack_name, training_stack
 from embedded_aws import Course, EventBus
@@ -19,8 +20,7 @@ from rehearsal.demo.actions import RehearsedRun, parse_interruption
 from rehearsal.demo.children import Child
 from rehearsal.demo.deployment import PREFIX, DeployedStacks, handler_poll
 from rehearsal.demo.fleet import BootableMachine, RehearsalFailed, instances_of
-from rehearsal.demo.receipt import spending
-from rehearsal.demo.run_files import Files, FolderFiles
+from rehearsal.demo.run_files import Files, FolderFiles, read_json
 from rehearsal.demo.trained import RehearsedWorkload, prepare, stack_context
 from rehearsal.drills.drill import EQUAL, Expectation
 from rehearsal.drills.drill_run import WAITS, judge, seconds_taken
@@ -81,7 +81,8 @@ class SideRun(RehearsedRun):
         expect = Expectation(ends=EQUAL, machines=1 + len(self.plan))
         # ManyRuns checks what all runs together leave behind.
         faults = judge(self, expect, reference, guard_errors)
-        usd = sum(each["usd"] for each in spending(self.files)["by_market"].values())
+        billed = (read_json(self.files, GUARD) or {}).get("billed", {})
+        usd = sum(each["usd"] for each in billed.values())
         lives = self.fleet.lives.values()
         return SideOutcome(
             stack=self.stack,

@@ -1,5 +1,6 @@
 """Many drills on one embedded AWS, set up once: each drill is a new run id of the stack."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from rehearsal.drills.drill_run import DrillRun, judge, why
 from rehearsal.machines.commands import CommandFailed
 
 NOTICE_SECONDS = 5.0
+_ROUNDING_USD = 1e-5
 # A run of a few seconds with all kinds of stages, whose parameters drills may change.
 WORKLOAD = RehearsedWorkload(
     name="trajectory",
@@ -91,7 +93,7 @@ class DrillSeries:
             try:
                 synthesis.expect()
                 ran.rehearse(self._assembly(index))
-                faults = self._faults(ran, overrides)
+                faults = self._faults(ran, overrides) + self._unaccounted(ran.folder)
             except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
         if ran.is_deployed and (receipt := ran.run.files.read(RECEIPT)) is not None:
@@ -131,6 +133,16 @@ class DrillSeries:
             processes_left=self.stacks.processes_left(ran.folder),
             unmet=[f"a request of {each.action}" for each in ran.unmet],
         )
+
+    def _unaccounted(self, folder: Path) -> list[str]:
+        """Say where what the money bought, by `runs cost`, does not add up to the bill."""
+        file, uri = folder / "cost.json", self.stacks.output(self.stacks.training, "RunUri")
+        command = ["bash", "-euc", f"python -m operate cost {uri} --json >{file}"]
+        self.stacks.children.start("runs cost", command).expect()
+        found = json.loads(file.read_text(encoding="utf-8"))
+        sums = [sum(found["goodput"]["usd"].values()), sum(one["usd"] for one in found["machines"])]
+        is_equal = abs(sums[0] - sums[1]) < _ROUNDING_USD
+        return [] if is_equal else [f"by cause the run cost ${sums[0]:.6f}, in all ${sums[1]:.6f}"]
 
     def _start_reference(self, overrides: str) -> None:
         """Start the uninterrupted run with these overrides, once for all drills that share them."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from contract.goodput import PLANNED, USEFUL
 from contract.keys import CONFIG, EVENTS, METRICS, RECEIPT
 from contract.metrics import LineReader
 from contract.program import WORKLOAD
 from sizing import catalogue
 from sizing.models.calibration import Entry
 from sizing.models.constants import MIB
+from sizing.plan.goodput import planned_goodput
 from sizing.plan.plan_inputs import Request
 from sizing.plan.size_plan import Plan
 
@@ -40,6 +42,7 @@ class FinishedRun:
     data_wait: float | None
     peak_gpu_bytes: int | None
     usd: float | None
+    goodput: float | None
     prediction: Mapping[str, float]
     overrides: Mapping[str, str]
     world: int
@@ -72,7 +75,7 @@ def read_run(path: Path) -> FinishedRun:
         )
     folder = receipt_file.parent
     config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    lines = _metrics(folder)
+    lines, bought = _metrics(folder), receipt.get("goodput") or {}
     prediction = receipt.get("prediction") or config.get("prediction") or {}
     return FinishedRun(
         run_id=str(receipt["run_id"]),
@@ -88,7 +91,8 @@ def read_run(path: Path) -> FinishedRun:
         save_seconds=median(lines.commit_seconds) if lines.commit_seconds else None,
         data_wait=median(lines.waits) if lines.waits else None,
         peak_gpu_bytes=receipt.get("peak_gpu_bytes"),
-        usd=receipt.get("usd"),
+        usd=sum(bought.get("usd", {}).values()) or None,
+        goodput=bought.get("goodput"),
         prediction={name: v for name, v in prediction.items() if isinstance(v, int | float)},
         overrides={name: str(value) for name, value in (receipt.get("overrides") or {}).items()},
         world=_ranks(receipt),
@@ -212,6 +216,7 @@ _QUANTITIES: Mapping[str, tuple[str, float, str]] = {
     "GPU memory allocated": ("MiB", _MEMORY_LIMIT, "memory_factor"),
     "interruptions": ("", 1.0, "the rate (`plan --rate`), of which one run says little"),
     "checkpoint": ("bytes", 0.05, "sizing/footprints.json (`python -m training measure`)"),
+    "goodput": ("", 0.15, "the cause of which the receipt's goodput has more than was planned"),
     "a save": ("s", _TIME_LIMIT, "upload_share"),
 }
 
@@ -279,6 +284,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
         "GPU memory allocated": (memory, peak),
         "interruptions": (spot.interruptions if spot else None, float(run.interruptions)),
         "checkpoint": (float(plan.inputs.checkpoint_bytes), float(run.checkpoint_bytes) or None),
+        "goodput": (then.get(PLANNED + USEFUL, planned_goodput(plan).get(USEFUL)), run.goodput),
         "a save": (plan.notice.save, run.save_seconds),
     }
     rows = [

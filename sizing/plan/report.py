@@ -3,11 +3,13 @@
 from dataclasses import fields
 from typing import Any
 
+from contract.goodput import Goodput
 from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.figures import Basis, rounded
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
+from sizing.plan.goodput import planned_goodput
 from sizing.plan.outcomes import deadline_fallback, deadline_sentence
 from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
@@ -64,6 +66,7 @@ def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "calibrated_by": list(plan.inputs.calibrated_by),
         "with_fallback": _with_fallback(plan),
         "stages": [_stage(stage) for stage in plan.work.stages],
+        "goodput": {cause: rounded(share) for cause, share in planned_goodput(plan).items()},
         "figures": figures(plan),
     }
 
@@ -205,6 +208,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"the restart {duration(plan.restart.seconds)}",
         ),
         *_initialization(plan),
+        *([("goodput on Spot", _goodput(plan))] if spot else []),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
         ("alternates", _alternates(plan)),
         *(
@@ -213,6 +217,12 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             else []
         ),
     ]
+
+
+def _goodput(plan: Plan) -> str:
+    shares = planned_goodput(plan)
+    paid = plan.work.seconds / (plan.spot.goodput if plan.spot else 1.0)
+    return Goodput(seconds={cause: paid * share for cause, share in shares.items()}).sentence()
 
 
 def _initialization(plan: Plan) -> list[tuple[str, str]]:

@@ -150,8 +150,7 @@ def _forecast(
 ) -> SpotForecast | None:
     """Return hours and dollars on Spot; None if the run would never end."""
     request, taken = inputs.request, inputs.interruptions
-    # The copy keeps the GPU waiting; hash and upload continue during training.
-    waits = notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save
+    waits = saving_seconds(inputs, host, notice)
     interval = interval_seconds(request.checkpoint_interval, work.main)
     if interval is None:
         interval = choose_interval(
@@ -169,7 +168,7 @@ def _forecast(
             checkpoint_seconds=waits,
             interval_seconds=interval,
             notice_saves=NOTICE_ARRIVES if notice.fits else 0.0,
-            notice_seconds=_idle_seconds(request, notice),
+            notice_seconds=idle_at_notice(request, notice),
             wait_seconds=taken.wait_seconds,
             pattern=taken.pattern,
         )
@@ -179,7 +178,15 @@ def _forecast(
         return None
 
 
-def _idle_seconds(request: Request, notice: NoticeFit) -> float:
+def saving_seconds(inputs: PlanInputs, host: HostMemory, notice: NoticeFit) -> float:
+    """Return the GPU time that a save takes.
+
+    The copy keeps the GPU waiting; hash and upload continue during training.
+    """
+    return notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save
+
+
+def idle_at_notice(request: Request, notice: NoticeFit) -> float:
     """Return the seconds of a notice during which the trainer does not train."""
     if not request.trains_on_at_notice:
         return notice.budget

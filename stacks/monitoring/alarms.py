@@ -15,10 +15,12 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract.auto_interval import MAX_EPOCHS
+from contract.goodput import LEAST_SHARE
 from contract.grammar import parse_interval
 from stacks.monitoring.metrics import GUARD_PERIOD, RunMetrics
 from stacks.parameters import StackParameters
 
+_GOODPUT_SECONDS = 20 * 60
 _NOBODY_THERE = "Missing data is healthy: nothing reports between two instances or after the run."
 
 _STANDS_STILL = (
@@ -68,6 +70,7 @@ class TrainingAlarms(Construct):
         topic: sns.ITopic,
         epoch_seconds: float | None,
         least_busy_percent: float | None,
+        planned_goodput: float | None,
     ) -> None:
         super().__init__(scope, construct_id)
         interval_text = parameters.trainer_option("checkpoint_interval")
@@ -83,6 +86,7 @@ class TrainingAlarms(Construct):
         plans = [
             *_gpu_alarms(parameters, metrics, least_busy_percent),
             *_training_alarms(parameters, metrics),
+            *([_goodput_alarm(metrics, planned_goodput, interval)] if planned_goodput else []),
             *_machine_alarms(parameters, metrics),
             *_fleet_alarms(metrics),
         ]
@@ -196,6 +200,23 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             missing="Published once per notice, so missing data is normal.",
         ),
     ]
+
+
+def _goodput_alarm(metrics: RunMetrics, planned: float, commit_interval: float) -> AlarmPlan:
+    # Each period has a commit, and CloudWatch looks back for a week at most.
+    minutes = min(math.ceil(max(_GOODPUT_SECONDS, commit_interval) / 300) * 5, 7 * 24 * 20)
+    # In steps of five: another size's forecast alone is no other alarm.
+    least = max(5, math.floor(100 * LEAST_SHARE * planned / 5) * 5)
+    return AlarmPlan(
+        construct_id="GoodputLow",
+        metric=metrics.goodput_percent(Duration.minutes(minutes)),
+        threshold=least,
+        is_below=True,
+        periods=3,
+        says=f"For {3 * minutes} minutes, less than {least} % of the paid time became training "
+        f"that a commit holds, half of what was planned: machines are lost before they commit, or "
+        "steps wait. `runs cost` says where time and dollars went, and why each machine ended.",
+    )
 
 
 def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:

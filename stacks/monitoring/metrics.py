@@ -50,19 +50,19 @@ class RunMetrics:
         namespace = metrics_namespace(self.stack_name)
         return self._metric(namespace, f"diskio_ebs_{name}_{EXCEEDED}", "Sum", PERIOD)
 
-    def fleet(self, name: str) -> cloudwatch.IMetric:
+    def fleet(self, name: str, period: Duration = PERIOD) -> cloudwatch.IMetric:
         """Return a metric that AWS publishes for the fleet: the sum over its members."""
         dimension, namespace = self.kind.dimension, self.kind.namespace
         each: dict[str, cloudwatch.IMetric] = {
             f"member{number}{name}": self._metric(
-                namespace, name, "Average", PERIOD, **{dimension: member}
+                namespace, name, "Average", period, **{dimension: member}
             )
             for number, member in enumerate(self.fleet_members)
         }
         if len(each) == 1:
             return next(iter(each.values()))
         return cloudwatch.MathExpression(
-            expression=" + ".join(each), label=name, period=PERIOD, using_metrics=each
+            expression=" + ".join(each), label=name, period=period, using_metrics=each
         )
 
     def guard(self, name: str) -> cloudwatch.Metric:
@@ -116,6 +116,19 @@ class RunMetrics:
             "instances missing",
             target=self.fleet(self.kind.wanted),
             fulfilled=self.fleet(self.kind.running),
+        )
+
+    def goodput_percent(self, period: Duration) -> cloudwatch.MathExpression:
+        """Training that a commit has made safe, as a share of paid time; none without a trainer.
+
+        What a lost machine had not committed never counts.
+        """
+        return _math(
+            f"IF(useful >= 0, 100 * useful / (paid * {period.to_seconds():.0f}))",
+            "goodput in training, percent",
+            period,
+            useful=self.own("useful_seconds", "Sum", period),
+            paid=self.fleet(self.kind.running, period),
         )
 
     @property

@@ -17,7 +17,7 @@ from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
 from tests.stack_names import TRAINING
 from tests.stacks.templates import every, only
-from userdata.send_metrics import COMMIT_AGE, RUNNING, STEPS, UNSAVED
+from userdata.send_metrics import COMMIT_AGE, RUNNING, STEPS, UNSAVED, USEFUL
 
 # Of EC2 and Lambda, not in the stack's namespace.
 ELSEWHERE = ("TargetCapacity", "FulfilledCapacity", "Errors", "Invocations")
@@ -42,7 +42,7 @@ def published(templates: dict[str, Any]) -> set[Metric]:
             name=name,
             dimensions=frozenset({("Stack", TRAINING)}),
         )
-        for name in (RUNNING, STEPS, COMMIT_AGE, UNSAVED)
+        for name in (RUNNING, STEPS, COMMIT_AGE, UNSAVED, USEFUL)
     }
     fleet = frozenset({("FleetRequestId", ids["AWS::EC2::SpotFleet"])})
     guard = frozenset({("FunctionName", ids["AWS::Lambda::Function"])})
@@ -169,6 +169,7 @@ def _alone(*, epoch_seconds: float | None = None, least_busy_percent: float | No
         topic=Topic(stack, "Topic"),
         epoch_seconds=epoch_seconds,
         least_busy_percent=least_busy_percent,
+        planned_goodput=0.8,
     )
     return stack
 
@@ -187,6 +188,22 @@ def test_a_run_that_launches_bind_keeps_its_gpu_idle_in_health(
     assert alarm["Threshold"] == threshold
     says_plan = "by the plan, at least 9 % is healthy here" in alarm["AlarmDescription"]
     assert says_plan == (threshold < 20)
+
+
+def test_goodput_is_judged_by_half_of_its_plan_over_periods_that_have_a_commit() -> None:
+    found = {}
+    for epoch_seconds in (None, 1000.0):
+        template = Template.from_stack(_alone(epoch_seconds=epoch_seconds)).to_json()
+        (alarm,) = (
+            each
+            for name, each in template["Resources"].items()
+            if name.startswith("AlarmsGoodputLow")
+        )
+        statistics = Alarm.from_properties("GoodputLow", alarm["Properties"]).statistics
+        (found[epoch_seconds],) = {each.period for each in statistics.values()}
+        assert alarm["Properties"]["Threshold"] == 40
+    # Two epochs between two commits.
+    assert found == {None: 1200, 1000.0: 2100}
 
 
 @pytest.mark.parametrize("email", ["", "me@example.org"])

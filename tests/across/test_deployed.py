@@ -288,9 +288,13 @@ def _is_told_and_fetched(
     assert main(["logs", "run-1", "--tail", "2", "--follow"]) == 0, "it ends with the run"
     assert capsys.readouterr().out.splitlines() == lines[-2:]
 
-    rows = do("cost", "run-1")
-    assert [row["machine"] for row in rows] == machines
-    assert all(row["usd"] > 0 for row in rows)
+    cost = do("cost", "run-1")
+    assert [row["machine"] for row in cost["machines"]] == machines
+    assert all(row["usd"] > 0 for row in cost["machines"])
+    bill = sum(row["usd"] for row in cost["machines"])
+    assert sum(cost["goodput"]["usd"].values()) == pytest.approx(bill, abs=1e-5)
+    ended = [row["machine"] for row in cost["machines"] if not row["is_live"]]
+    assert [end["machine"] for end in cost["goodput"]["ends"]] == ended
     assert do("list")[0]["state"] == "finished"
     files = [Path(name) for name in do("download", "--out", "got")["files"]]
     assert Path("got/final/model/weights.txt") in files

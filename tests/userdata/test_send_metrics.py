@@ -26,12 +26,26 @@ def test_work_done_is_counted_from_one_publication_to_the_next() -> None:
         "training_running": 1,
         "training_steps": 3,
         "seconds_since_commit": 60,
+        "useful_seconds": 0.0,
     }
     watch.sent()
     watch.read([json.dumps({"kind": "prepare"})], now=70)
     assert watch.data(80)["training_steps"] == 1
     # A shard in the store is as safe as a commit.
     assert watch.data(80)["seconds_since_commit"] == 10
+
+
+def test_only_what_a_commit_holds_is_useful_and_waiting_never_is() -> None:
+    watch = TrainingWatch()
+    line = {"kind": "step", "step": 1, "num_samples": 64, "samples_per_second": 8, "data_wait": 0.5}
+    watch.read([json.dumps(line)] * 3, now=5)
+    assert watch.data(60)["useful_seconds"] == 0
+    watch.read([commit(3), json.dumps(line | {"step": 4, "samples_per_second": "8"})], now=70)
+    assert watch.data(120)["useful_seconds"] == 12
+    watch.sent()
+    watch.read([json.dumps({"kind": "prepare", "seconds": 3.0})], now=130)
+    assert watch.data(180)["useful_seconds"] == 3
+    assert "useful_seconds" not in TrainingWatch(is_program=True).data(60)
 
 
 def test_the_age_of_the_last_commit_begins_with_the_trainer() -> None:

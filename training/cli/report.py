@@ -49,7 +49,7 @@ def _report(options: argparse.Namespace) -> int:
     store, head = run.store, run.head
     if options.out is not None:
         checked_file(options.out)
-    history, summary = write_report(store, run.record, head, options.usd_per_hour)
+    history, bought, summary = write_report(store, run.record, head, options.usd_per_hour)
     if options.out is not None:
         store.get_file(REPORT, options.out)
     if options.json:
@@ -58,8 +58,7 @@ def _report(options: argparse.Namespace) -> int:
             "steps": len(history.steps),
             "attempts": len(history.attempts),
             "steps_repeated": sum(a.num_repeated for a in history.attempts),
-            "repeated_seconds": round(history.repeated_seconds, 3),
-            "gap_seconds": round(sum(history.gaps()), 3),
+            "goodput": bought.to_json(),
             "passed_over": list(history.passed_over),
             "report": f"{store.uri}/{REPORT}",
         }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from training.durable.program.container import ProgramOptions
     from training.durable.program.job import run_program
+    from training.durable.record.goodput import read_goodput
     from training.durable.record.head import (
         CheckpointEntry,
         Head,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from training.durable.store.local_dataset import LocalDataset, sha256_of
     from training.durable.store.protocol import (
         AnswerLostError,
-        CredentialsError,
         Store,
         StoreError,
         Upload,
@@ -94,7 +94,7 @@ else:
 __all__ = [
     "AnswerLostError", "AttemptContext", "AttemptEndedError",
     "AttemptOptions", "Brought", "CheckpointContent", "CheckpointEntry", "CheckpointPolicy",
-    "Checkpointer", "CredentialsError", "DamagedCheckpointError", "DataFinding",
+    "Checkpointer", "DamagedCheckpointError", "DataFinding",
     "DataRefusedError", "DataReport", "DivergedError", "Divergence", "Events", "Extension",
     "FileProgressBar", "FinishedFiles", "FolderOutput", "GoBackError", "Head", "HeldRun",
     "History", "Hosts",
@@ -107,7 +107,7 @@ __all__ = [
     "classless", "configure_logging", "copy_in_splits", "data_bytes", "exit_code_of",
     "export_final", "export_snapshot", "fail_run", "free_bytes", "get_each", "is_sharded",
     "misfit", "open_store", "opened_dataset", "page_lock", "parse_receipt",
-    "put_unless_changed", "read_json_record", "refuse_untrained", "reopen_run",
+    "put_unless_changed", "read_goodput", "read_json_record", "refuse_untrained", "reopen_run",
     "run_attempt", "run_program", "sha256_of", "split_within", "stored_source", "used_bytes",
     "without_strays", "write_report",
 ]

@@ -8,6 +8,7 @@ and before anything of that step is published.
 import logging
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -261,6 +262,7 @@ class StageLoop:
         self._read_together()
         step, is_end = self._position.stage_step, self._is_at_the_end
         self._own_times.compare(self._position)
+        began = time.monotonic()
         metrics = self._evaluated(is_last=is_end)
         self._position = replace(
             self._position,
@@ -274,6 +276,7 @@ class StageLoop:
             step=self._position.step,
             epoch=self._epoch,
             metrics=metrics,
+            seconds=round(time.monotonic() - began, 4),
         )
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
         values = values or "nothing to evaluate: split 'validation' has no samples"

@@ -43,13 +43,9 @@ GOOD: dict[str, Any] = {
     "statements_used": 30,
     "denied": [],
     "guard_invocations": 3,
-    "spent": {"by_market": {"spot": {"hours": 0.03, "usd": 0.0126}}, "moves": 0},
     "guard_errors": [],
     "size": "g5.xlarge",
-    "billed_seconds": 100.0,
-    "usd_on_demand": 0.03,
-    "usd_spot": 0.01,
-    "spot_price_basis": "modelled",
+    "goodput": {"seconds": {"useful": 75.0, "boot": 25.0}, "usd": {"useful": 3.0}, "planned": {}},
 }
 UNCOMMITTED = [{"what": "notice in head", "notice": True, "notice_to_commit_seconds": None}]
 
@@ -114,11 +110,8 @@ def test_a_run_without_an_accuracy_shows_the_first_metric_of_each_stage() -> Non
     assert "dense 9.5; grown 7.25" in text
 
 
-def test_it_says_what_was_spent_by_market_and_whether_the_run_fell_back() -> None:
-    assert "spot $0.0126 for 108 s; fallback: none" in shown(GOOD)
-    both = {"spot": {"hours": 0.03, "usd": 0.0126}, "on-demand": {"hours": 0.01, "usd": 0.0101}}
-    text = shown({**GOOD, "spent": {"by_market": both, "moves": 2}})
-    assert "on-demand $0.0101 for 36 s; fallback: 2 moves" in text
+def test_it_says_what_the_money_bought() -> None:
+    assert "$3.00 for 1 min 40 s of machines, 75% of it useful" in shown(GOOD)
 
 
 def test_the_stages_before_the_last_are_what_it_is_judged_by() -> None:

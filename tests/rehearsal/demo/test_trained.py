@@ -46,11 +46,7 @@ GOOD: dict[str, Any] = {
     "warnings": ['no snapshot: add "keep": ["outputs"]'],
     "guard_errors": [],
     "size": "g5.xlarge",
-    "billed_seconds": 108.0,
-    "usd_on_demand": 0.03,
-    "usd_spot": 0.01,
-    "spot_price_basis": "snapshot",
-    "spent": {"by_market": {}, "moves": 0},
+    "goodput": {"seconds": {}, "usd": {}, "planned": {}},
 }
 
 

@@ -21,6 +21,7 @@ TIMES = {
     "bottleneck",
     "times",
     "spent",
+    "goodput",
     "checkpoint_bytes",
 }
 # Made up by each embedded AWS: instances, buckets.

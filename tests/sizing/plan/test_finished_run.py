@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract.goodput import PLANNED, USEFUL
 from contract.metrics import merge, metrics_objects
 from sizing.models.calibration import add_entry, calibrated, entries
 from sizing.plan.finished_run import (
@@ -227,3 +228,15 @@ def test_fails_on_a_calibration_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_text('{"entries": [{"run": 1}]}')
     with pytest.raises(ValueError, match="cannot be read as a calibration"):
         entries(path)
+
+
+def test_a_finished_run_is_compared_with_what_was_planned_then(tmp_path: Path) -> None:
+    bought = {"goodput": 0.4, "seconds": {}, "usd": {"useful": 2.0, "boot": 1.0}}
+    run = write_run(tmp_path / "then", 0.1, goodput=bought, prediction={PLANNED + USEFUL: 0.8})
+    rows = {row.what: row for row in compare(run, planned(tmp_path))}
+    assert (rows["goodput"].predicted, rows["goodput"].actual) == (0.8, 0.4)
+    assert rows["goodput"].verdict.startswith("correct the cause")
+    assert rows["dollars (Spot)"].actual == 3.0
+    older = write_run(tmp_path / "older", 0.1)
+    rows = {row.what: row for row in compare(older, planned(tmp_path))}
+    assert rows["goodput"].actual is None

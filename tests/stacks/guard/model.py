@@ -113,7 +113,8 @@ class RunMachine(RuleBasedStateMachine):
         world = self.world
         self.patch = mock.patch("boto3.client", lambda service, **_: Service(world, service))
         self.patch.start()
-        self.head_seen = 0.0  # when the Guard saw it
+        self.head_seen = 0.0  # when the Guard saw it, and when it may have, whatever else failed
+        self.head_may_be_seen = 0.0
         self.began = self.next_call = self.heard = self.world.now
         self.longest_gap = self.period
 
@@ -162,6 +163,7 @@ class RunMachine(RuleBasedStateMachine):
         now = self.world.now
         self.longest_gap = max(self.longest_gap, now - self.heard)
         said = io.StringIO()
+        self.head_may_be_seen = self.head_may_be_seen if self.world.is_headless else now
         with suppress(handler.GuardError), redirect_stdout(said):
             print(handler.respond(self.settings, TICK, now))
             self.heard = now
@@ -287,6 +289,8 @@ class GuardMachine(RunMachine):
         ended = [each for each in world.machines if each.ended and each.ended >= self.heard]
         if self.is_silent([each for each in (*world.live, *ended) if each.is_seen]):
             found.append("silence")
+        if self.is_headless(self.head_may_be_seen):
+            found.append("headless")
         # What was said after the last look at a head that is gone, nobody knows.
         if world.is_headless and self.is_waiting(self.head_seen):
             found.append("waits")
@@ -295,9 +299,7 @@ class GuardMachine(RunMachine):
     def duties(self) -> list[str]:
         """Why the run must be stopped now."""
         world, found = self.world, super().permits()
-        if world.is_headless and world.head_written and (
-            world.has_checkpoints or any(each.launched < self.head_seen for each in world.live)
-        ):  # fmt: skip
+        if self.is_headless(self.head_seen):
             found.append("headless")
         if world.spent > self.settings.max_usd:
             found.append("dollars")
@@ -312,6 +314,12 @@ class GuardMachine(RunMachine):
         if self.is_waiting(world.head_written):
             found.append("waits")
         return found
+
+    def is_headless(self, seen: float) -> bool:
+        """Whether a run that has begun has no head, by what was seen until then."""
+        world = self.world
+        has_begun = world.has_checkpoints or any(each.launched < seen for each in world.live)
+        return world.is_headless and bool(world.head_written) and has_begun
 
     def is_waiting(self, word: float) -> bool:
         """Whether no machine has been there for long; of one without tags, heartbeats show it."""

@@ -8,11 +8,13 @@ import itertools
 import json
 import logging
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
+from contract.goodput import USEFUL, useful_seconds
 from contract.keys import EVENTS, METRICS
 from contract.lineage import Line, newest_by_step
 from contract.metrics import LineReader
@@ -22,9 +24,16 @@ _log = logging.getLogger(__name__)
 
 _ENDINGS = ("finished", "failed", "released", "diverged")
 _INTEGERS = ("step", "stage_step", "generation", "stage")
-_NUMBERS = ("loss", "seconds", "gradient_norm")
+_NUMBERS = ("loss", "seconds", "gradient_norm", "waited")
 _EVENT_INTEGERS = {"generation", "step", "gained_steps"}
 _NAN = float("nan")
+# By kind of line and field: the cause that these seconds have.
+_TIMED: Mapping[str, Mapping[str, str]] = {
+    "commit": {"blocked_seconds": "saving", "slowed_seconds": "saving"},
+    "evaluation": {"seconds": "evaluation"},
+    "prepare": {"seconds": USEFUL},
+}
+_SecondsBy: TypeAlias = dict[int, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +73,7 @@ class _AttemptSteps:
     first: int
     last: int
     num_repeated: int = 0  # only a later line of these counts
-    repeated_seconds: float = 0.0
+    seconds_by: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class _StepLines:
@@ -79,13 +88,11 @@ class _StepLines:
 
     def add(self, line: Line) -> None:
         """Add a line; missing numbers become NaN. OverflowError for an impossible step."""
-        rate, count = _number(line.get("samples_per_second")), _number(line.get("num_samples"))
         stage = self._stages.setdefault(line["stage"], len(self._stages))
         row = line["step"], line.get("stage_step", line["step"]), line["generation"], stage
-        # A program's lines do not count samples.
-        given = line.get("seconds")
-        seconds = _number(given) if given is not None else count / rate if rate else _NAN
-        numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm"))
+        useful, waited = useful_seconds(line)
+        seconds = useful + waited or _NAN
+        numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm")), waited
         # All or none: the columns must stay equally long.
         values = (*array("q", row), *numbers)
         for column, value in zip(self._columns.values(), values, strict=True):
@@ -102,12 +109,16 @@ class _StepLines:
         steps = lines["step"]
         rows = sorted(range(len(steps)), key=steps.__getitem__)
         for row, following in itertools.zip_longest(rows, rows[1:]):
+            own, seconds = attempts[lines["generation"][row]], lines["seconds"][row]
+            seconds, waited = 0.0 if seconds != seconds else seconds, lines["waited"][row]
             if following is None or steps[row] != steps[following]:
                 kept.append(row)
+                own.seconds_by[USEFUL] += seconds - waited
+                # Before its first step it waits for data that may still arrive.
+                own.seconds_by["sync" if steps[row] == own.first else "data_wait"] += waited
                 continue
-            own, seconds = attempts[lines["generation"][row]], lines["seconds"][row]
             own.num_repeated += 1
-            own.repeated_seconds += 0.0 if seconds != seconds else seconds
+            own.seconds_by["repeated"] += seconds
         return lines.take(kept), attempts
 
 
@@ -134,6 +145,7 @@ class AttemptSummary:
     usd_per_hour: float | None  # as passed to the attempt
     ranks: int | None  # that trained; None for a program, or an older version
     last_commit: Line | None = None  # the event
+    seconds_by: Mapping[str, float] = field(default_factory=dict)  # what its lines measured
 
     @property
     def seconds(self) -> float:
@@ -149,6 +161,7 @@ class History:
     steps: _Steps  # the lineage
     attempts: Sequence[AttemptSummary]
     passed_over: Sequence[str]  # damaged objects and lines
+    events: Sequence[Line] = ()  # all of them, by their machines' clocks
 
     @classmethod
     def read(cls, store: Store) -> "History":
@@ -167,8 +180,10 @@ class History:
         events = sorted(_events(store, passed_over), key=lambda event: str(event["time"]))
         for what in passed_over:
             _log.warning(f"[history] passed over {what}")
-        attempts = _attempts(computed, events)
-        return cls(lines=others, steps=lineage, attempts=attempts, passed_over=passed_over)
+        attempts = _attempts(computed, events, _measured(others, computed))
+        return cls(
+            lines=others, steps=lineage, attempts=attempts, passed_over=passed_over, events=events
+        )
 
     @staticmethod
     def line_reader(store: Store) -> LineReader:
@@ -201,15 +216,22 @@ class History:
             found.setdefault(newest[step]["stage"], []).append(newest[step])
         return found
 
-    def gaps(self) -> list[float]:
-        """Return the seconds between each attempt's end and its successor's take-over."""
-        pairs = itertools.pairwise(self.attempts)
-        return [max(0.0, (b.began - a.last_heard).total_seconds()) for a, b in pairs]
-
-    @property
-    def repeated_seconds(self) -> float:
-        """Seconds of computing that were repeated."""
-        return sum(attempt.repeated_seconds for attempt in self.attempts)
+    def unsaved(self) -> dict[int, float | None]:
+        """Return generation -> a program's seconds that no snapshot had at its end, if known."""
+        last = {
+            int(line["generation"]): line
+            for line in self.lines
+            if line["kind"] in ("running", "ended")
+        }
+        found: dict[int, float | None] = {}
+        for attempt in self.attempts:
+            line, commit = last.get(attempt.generation, {}), attempt.last_commit or {}
+            lost = line.get("unsaved_seconds")
+            # The last line may be from before the last commit.
+            if "written_at" in commit and commit["step"] > line.get("snapshot", 0):
+                lost = max(0.0, attempt.last_heard.timestamp() - commit["written_at"])
+            found[attempt.generation] = None if lost is None else round(float(lost), 3)
+        return found
 
 
 def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
@@ -224,7 +246,7 @@ def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
 
 
 def _attempts(
-    computed: Mapping[int, _AttemptSteps], events: Sequence[Line]
+    computed: Mapping[int, _AttemptSteps], events: Sequence[Line], measured: _SecondsBy
 ) -> list[AttemptSummary]:
     # A run may be reopened a day later, under the name of the machine that trained.
     events = [
@@ -239,12 +261,15 @@ def _attempts(
         # A stale writer's events may come after its successor's take-over.
         own = [e for e in events[start:end] if e["instance_id"] == first["instance_id"]]
         generation = int(first["generation"])
-        attempts.append(_summary(generation, own, computed.get(generation)))
+        attempts.append(_summary(generation, own, computed.get(generation), measured[generation]))
     return attempts
 
 
 def _summary(
-    generation: int, events: Sequence[Line], steps: _AttemptSteps | None
+    generation: int,
+    events: Sequence[Line],
+    steps: _AttemptSteps | None,
+    seconds_by: Mapping[str, float],
 ) -> AttemptSummary:
     by_name = {event["name"]: event for event in events}
     notice = by_name.get("notice")
@@ -262,11 +287,28 @@ def _summary(
         first_step=steps.first if steps else None,
         last_step=steps.last if steps else None,
         num_repeated=steps.num_repeated if steps else 0,
-        repeated_seconds=steps.repeated_seconds if steps else 0.0,
+        repeated_seconds=seconds_by.get("repeated", 0.0),
         usd_per_hour=events[0].get("usd_per_hour"),
         ranks=events[0].get("ranks"),
         last_commit=by_name.get("committed"),
+        seconds_by=seconds_by,
     )
+
+
+def _measured(lines: Iterable[Line], computed: Mapping[int, _AttemptSteps]) -> _SecondsBy:
+    """Return generation -> the seconds that its lines measured, by cause (contract/goodput.py)."""
+    found: _SecondsBy = defaultdict(lambda: defaultdict(float))
+    for generation, steps in computed.items():
+        found[generation].update(steps.seconds_by)
+    for line in lines:
+        for name, cause in _TIMED.get(line["kind"], {}).items():
+            if isinstance(value := line.get(name), int | float):
+                own = found[line["generation"]]
+                if name == "slowed_seconds":  # within the steps
+                    value = min(value, own[USEFUL])
+                    own[USEFUL] -= value
+                own[cause] += value
+    return found
 
 
 def _time(event: Line) -> datetime:

@@ -20,11 +20,13 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
+from contract.goodput import USEFUL, Goodput
 from contract.keys import EVALUATION, EVENTS, LOGS, RECEIPT, REPORT, SWEEP
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from contract.sweep import Sweep, SweepRun
+from training.durable.record.goodput import goodput_of, read_guard
 from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
 from training.durable.record.run import RunConfig
@@ -69,18 +71,17 @@ def write_report(
     head: Head,
     usd_per_hour: float | None = None,
     *,
-    first: Callable[[History], None] = lambda history: None,
-) -> tuple[History, str]:
-    """Write the page into the run, but not over a newer one; return the history, and a summary.
+    first: Callable[[History, Goodput], None] = lambda history, bought: None,
+) -> tuple[History, Goodput, str]:
+    """Write the page into the run, but not over a newer one; return its figures and a summary.
 
-    `first` is called with that history beforehand, for a receipt that the page shows.
+    `first` is called with history and goodput beforehand, for a receipt that the page shows.
     """
     before = store.get(REPORT)
     history = History.read(store)
-    first(history)
-    if usd_per_hour is None and history.attempts:
-        usd_per_hour = history.attempts[-1].usd_per_hour
-    summary = _summary(history, record, head, usd_per_hour)
+    bought = goodput_of(history, record, read_guard(store), usd_per_hour)
+    first(history, bought)
+    summary = _summary(history, record, head, bought)
     verdict, _, more = summary.partition(". ")
     written = page(
         title=f"{record.run_id}: {record.workload} / {record.recipe}",
@@ -88,23 +89,23 @@ def write_report(
         tone=_TONES.get(head.state, "open"),
         sections={
             "": f"<p>{html.escape(more)}</p>",
+            "What the money bought": _bought(bought),
             "Results": _results(store, record, history),
             **_starts(history),
             **_sections(store, record, history),
             **_ranks(history),
-            "Attempts": _attempts(history, usd_per_hour),
+            "Attempts": _attempts(history),
             "The run": table(_about(store, record, head)),
         },
     )
     if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
-    return history, summary
+    return history, bought, summary
 
 
-def _summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
+def _summary(history: History, record: RunConfig, head: Head, bought: Goodput) -> str:
     """Describe the run in a few sentences."""
     attempts = history.attempts
-    lost, gaps = history.repeated_seconds, sum(history.gaps())
     num_steps, what = len(history.steps), f"{len(history.steps)} steps"
     if record.workload == PROGRAM:
         # Some report every tenth step only, others none.
@@ -114,18 +115,8 @@ def _summary(history: History, record: RunConfig, head: Head, usd_per_hour: floa
         what += f"{num_snapshots} snapshot{'s' * (num_snapshots != 1)}"
     text = f"{head.state}: {what} in {len(attempts)} attempt{'s' * (len(attempts) != 1)}. "
     if num_steps or record.workload != PROGRAM:
-        cost = "" if usd_per_hour is None else f", {lost * usd_per_hour / 3600:.4f} dollars"
-        num_repeated = sum(a.num_repeated for a in attempts)
-        text += f"{num_repeated} steps were computed twice ({lost:.1f} s{cost}), and nothing"
-    else:
-        text += "Nothing"
-    text += f" trained for {gaps:.1f} s between attempts."
-    if usd_per_hour is not None:
-        busy = sum(attempt.seconds for attempt in attempts)
-        text += (
-            f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
-            f"given {usd_per_hour:g} dollars per hour; booting is not included."
-        )
+        text += f"{sum(a.num_repeated for a in attempts)} steps were computed twice. "
+    text += f"{bought.sentence()}."
     if skipped := ", ".join(map(str, head.skipped_steps)):
         text += f" These steps diverged and were skipped: {skipped}."
     if history.passed_over:
@@ -310,7 +301,19 @@ def _log_tail(store: Store) -> str:
     return f"<pre>{shown}</pre><p>From {names}, which hold all of it.</p>"
 
 
-def _attempts(history: History, usd_per_hour: float | None) -> str:
+def _bought(bought: Goodput) -> str:
+    """Show where the paid time went, next to the plan, and why each machine ended."""
+    text = f"{bought.sentence()}.{' A line marks what was planned.' * bool(bought.planned)}"
+    lines = []
+    for cause, name, figures, seconds, planned in bought.rows():
+        bar = Bar(start=0.0, seconds=seconds, kind="done" if cause == USEFUL else "lost")
+        mark = Bar(start=planned, seconds=0.0, kind="planned")
+        lines.append((name, [bar, mark] if bought.planned else [bar], figures))
+    ends = table((end.machine, str(end)) for end in bought.ends)
+    return f"<p>{html.escape(text)}</p>{timeline(lines)}{ends}"
+
+
+def _attempts(history: History) -> str:
     attempts = history.attempts
     if not attempts:
         return "<p>None yet.</p>"
@@ -322,14 +325,12 @@ def _attempts(history: History, usd_per_hour: float | None) -> str:
         steps = f", steps {a.first_step} to {a.last_step}" if a.last_step else ""
         lines.append((f"{a.generation} {a.writer}", [bar], f"{a.ended}{steps}"))
     head = ["attempt", "machine", "start", "seconds", "steps", "end", "notice to commit", "lost"]
-    rows = [_attempt_row(attempt, usd_per_hour) for attempt in attempts]
+    rows = [_attempt_row(attempt) for attempt in attempts]
     return timeline(lines) + table(rows, head)
 
 
-def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
+def _attempt_row(a: AttemptSummary) -> list[str]:
     lost = f"{a.num_repeated} steps, {a.repeated_seconds:.1f} s" if a.num_repeated else "nothing"
-    if usd_per_hour is not None and a.num_repeated:
-        lost += f", {a.repeated_seconds * usd_per_hour / 3600:.4f} dollars"
     steps = "none" if a.first_step is None else f"{a.first_step} to {a.last_step}"
     commit = "" if a.seconds_to_commit is None else f"{a.seconds_to_commit:.2f} s"
     if a.gained_steps:
@@ -346,7 +347,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
     receipt = parse_receipt(store.get(RECEIPT))
     for name, value in receipt.items():
         if (
-            name not in ("config", "stages", "facts", "times", "format", "state")
+            name not in ("config", "stages", "facts", "times", "format", "state", "goodput")
             and value is not None
         ):
             yield name, _readable(value)

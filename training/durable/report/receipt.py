@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from contract.keys import GUARD, RECEIPT, REPORT
-from contract.lineage import Line
+from contract.goodput import Goodput
+from contract.keys import RECEIPT, REPORT
 from contract.program import WORKLOAD as PROGRAM
+from training.durable.record.goodput import read_guard
 from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
 from training.durable.record.lease import Lease, mark_failed, with_way_back
@@ -58,7 +60,7 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
     if head.state not in ("finished", "failed"):
         return
     compact(store, head.generation)
-    write_report(store, record, head, first=lambda history: _complete(store, record, head, history))
+    write_report(store, record, head, first=partial(_complete, store, record, head))
     _log.info(f"[ok] report: {store.uri}/{REPORT}")
 
 
@@ -71,10 +73,13 @@ def fail_run(store: Store, writer: str, reason: str) -> Head:
     return head
 
 
-def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
+def _complete(
+    store: Store, record: RunConfig, head: Head, history: History, bought: Goodput
+) -> None:
     """Write a failed run's receipt; add to it, or to a finished run's, what only history knows.
 
-    That is what was passed over and, if several ranks trained, each attempt's machine and ranks.
+    That is what the money bought, what was passed over and, if several ranks trained, each
+    attempt's machine and ranks.
     """
     found, more = store.get(RECEIPT), _known_from_history(history)
     receipt = parse_receipt(found)
@@ -82,9 +87,9 @@ def _complete(store: Store, record: RunConfig, head: Head, history: History) -> 
     is_missing = receipt.get("state") != head.state
     if is_missing and head.state == "failed":
         receipt = _failed_receipt(record, head, history) | {"spent": _read_spending(store)}
-    elif is_missing or not more:
+    elif is_missing:
         return
-    receipt |= more
+    receipt |= {"goodput": bought.to_json()} | more
     # It must not replace that of another attempt, which has reopened the run.
     data = json.dumps(receipt, indent=1).encode()
     put_unless_changed(store, RECEIPT, data, found.etag if found else None)
@@ -139,27 +144,22 @@ def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
 
 def interruption_facts(history: History) -> dict[str, Any]:
     """Return what the end of each attempt of a program except the last has cost, where known."""
-    lines: dict[int, list[Line]] = {}
-    for line in history.lines:
-        if line["kind"] in ("running", "ended"):
-            lines.setdefault(int(line["generation"]), []).append(line)
-    costs: list[dict[str, Any]] = []
+    unsaved, costs = history.unsaved(), list[dict[str, Any]]()
+    codes = {
+        line["generation"]: line.get("exit_code")
+        for line in history.lines
+        if line["kind"] in ("running", "ended")
+    }
     for number, attempt in enumerate(history.attempts[:-1]):
-        last = (lines.get(attempt.generation) or [{}])[-1]
-        lost = last.get("unsaved_seconds")
-        commit = attempt.last_commit or {}
-        # The last line may be from before the last commit.
-        if "written_at" in commit and commit["step"] > last.get("snapshot", 0):
-            lost = max(0.0, attempt.last_heard.timestamp() - commit["written_at"])
         costs.append(
             {
                 "generation": attempt.generation,
                 "writer": attempt.writer,
                 "ended": attempt.ended,  # released, or silent: the machine was lost without a word
                 "cause": attempt.cause,  # notice or shutdown, where one came
-                "exit_code": last.get("exit_code"),  # of the program, if it ended by itself
+                "exit_code": codes.get(attempt.generation),  # if the program ended by itself
                 # Since the state in the last snapshot; after a silent end, at least.
-                "seconds_lost": None if lost is None else round(float(lost), 3),
+                "seconds_lost": unsaved[attempt.generation],
                 "steps_redone": _steps_redone(history, attempt, history.attempts[number + 1 :]),
             }
         )
@@ -196,18 +196,13 @@ def _read_spending(store: Store) -> dict[str, Any] | None:
     A trainer does not know prices: the Guard keeps count in guard.json. `moves` is how often the
     run moved to on demand or back.
     """
-    found = store.get(GUARD)
-    if found is None:
-        return None
+    document = read_guard(store)
     try:
-        document = json.loads(found.data)
         billed: Mapping[str, Mapping[str, float]] = document["billed"]
         return {
             "usd": round(sum(each["usd"] for each in billed.values()), 4),
             "by_market": {market: dict(each) for market, each in billed.items()},
             "moves": int(document.get("market", {}).get("moves", 0)),
         }
-    except (ValueError, TypeError, KeyError, AttributeError):
-        # From an older Guard, or damaged: nothing in the run depends on it.
-        _log.warning(f"{GUARD} does not say what was spent; the receipt leaves it out")
+    except (ValueError, TypeError, KeyError, AttributeError):  # from an older Guard
         return None

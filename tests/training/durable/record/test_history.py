@@ -119,7 +119,7 @@ def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path, whol
     assert config is not None
     tracemalloc.start()
     try:
-        history, _ = write_report(store, config, whole.head)
+        history, *_ = write_report(store, config, whole.head)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

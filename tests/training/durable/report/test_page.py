@@ -76,8 +76,6 @@ def test_the_history_says_what_happened(interrupted: Run) -> None:
     assert first.last_step is not None
     assert first.num_repeated == first.last_step - second.first_step + 1
     assert (second.num_repeated, third.num_repeated) == (0, 0)
-    assert history.repeated_seconds == pytest.approx(first.repeated_seconds)
-    assert len(history.gaps()) == 2
     assert history.steps["step"].tolist() == list(range(1, 25))
 
 
@@ -85,6 +83,15 @@ def test_every_run_ends_with_a_report(interrupted: Run) -> None:
     page = interrupted.page
     assert "finished: 24 steps in 3 attempts." in page
     assert "released (notice)" in page
+    # Every second of its three attempts has one cause.
+    bought = interrupted.json("receipt.json")["goodput"]
+    attempts = History.read(interrupted.store).attempts
+    assert sum(bought["seconds"].values()) == pytest.approx(sum(a.seconds for a in attempts))
+    assert 0 < bought["goodput"] < 1
+    assert {"useful", "evaluation", "restore", "saving"} <= set(bought["seconds"])
+    assert [each["why"] for each in bought["ends"]] == ["unknown", "market", "over"]
+    # The causes besides the useful steps, and the attempt that was killed.
+    assert page.count('<i class="lost"') == len(bought["seconds"]) - 1 + 1
     assert interrupted.head.weights_sha256 in page
     assert 'src="data:image/svg+xml;base64,' in page
     assert '<a href="evaluation/second-12/parts.json">' in page
@@ -102,8 +109,10 @@ def test_the_report_command_counts_dollars(
     command = ["report", f"--run-uri={interrupted.uri}", f"--out={out}"]
     assert main([*command, "--usd-per-hour=3600"]) == 0
     said = capsys.readouterr().out
-    assert "dollars at the given 3600 dollars per hour" in said
-    assert "dollars)" in out.read_text()
+    bought = interrupted.json("receipt.json")["goodput"]
+    seconds = sum(bought["seconds"].values())
+    assert f"${seconds:.2f} for {seconds:.0f} s of machines" in said
+    assert f"${seconds:.2f} for" in out.read_text()
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["attempts"], found["steps"], found["state"]) == (3, 24, "finished")

@@ -24,7 +24,8 @@ def test_a_trace_of_some_steps_is_kept_and_changes_nothing(
     ]
     assert sum(name.startswith("Optimizer.step#AdamW") for name in names) == 2
     assert_equal(run, whole)
-    assert "at the given 1.21 dollars per hour" in run.page
+    usd, bought = run.json("receipt.json")["goodput"]["usd"], run.page
+    assert f"${sum(usd.values()):.4f} for " in bought
 
 
 def test_a_run_that_is_shorter_keeps_what_there_was(run: Run) -> None:
