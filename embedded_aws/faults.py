@@ -8,7 +8,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,7 @@ JOB_SERVICES = ("batch", "sagemaker")
 SERVICES = ("s3", "ec2", "autoscaling", "ssm", "cloudwatch", "sts", "sns", *JOB_SERVICES, METADATA)
 MACHINES, GUARD, SUBMITTERS = "machines", "guard", "submitters"
 _ACTION = re.compile(rf"({'|'.join(SERVICES)}):[A-Za-z*]+")
+_PACKET_BYTES = 16 * 1024
 LOWEST_ERROR, HIGHEST_ERROR = 400, 599
 
 
@@ -25,7 +26,8 @@ class Fault:
     """A fault that, once begun, hits a share of the requests for an action (* is a wildcard).
 
     Exactly one must be set: `status` answers with this error, `delay_seconds` delays the answer,
-    `loses_answer` carries the request out, then resets the connection. `key` is the S3 key or the
+    `loses_answer` carries the request out, then resets the connection, `bytes_per_second` is the
+    rate of a line that all answers it hits share. `key` is the S3 key or the
     metadata path, and may have wildcards. `of` says whose requests: the machines', the Guard's, or
     (to Batch and SageMaker) those of whoever submits jobs.
     """
@@ -35,6 +37,7 @@ class Fault:
     status: int = 0
     delay_seconds: float = 0.0
     loses_answer: bool = False
+    bytes_per_second: float = 0.0
     share: float = 1.0
     for_seconds: float = math.inf
     of: str = MACHINES
@@ -45,17 +48,19 @@ class Fault:
                 f"action is {self.action!r}; write it like ec2:TerminateInstances or s3:*, for one "
                 f"of {', '.join(SERVICES)}"
             )
-        if sum(map(bool, (self.status, self.delay_seconds, self.loses_answer))) != 1:
+        kinds = (self.status, self.delay_seconds, self.loses_answer, self.bytes_per_second)
+        if sum(map(bool, kinds)) != 1:
             raise ValueError(
-                f"the fault of {self.action} needs exactly one of status, delay_seconds and "
-                "loses_answer"
+                f"the fault of {self.action} needs exactly one of status, delay_seconds, "
+                "loses_answer and bytes_per_second"
             )
         if self.of not in (MACHINES, GUARD, SUBMITTERS):
             raise ValueError(f"of is {self.of!r}; use {MACHINES}, {GUARD} or {SUBMITTERS}")
         if self.status and not LOWEST_ERROR <= self.status <= HIGHEST_ERROR:
             raise ValueError(f"status is {self.status}; use an error, {LOWEST_ERROR} to 599")
-        if self.delay_seconds < 0:
-            raise ValueError(f"delay_seconds is {self.delay_seconds}; it must be above 0")
+        for name in ("delay_seconds", "bytes_per_second"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
 
@@ -77,6 +82,7 @@ class FaultInjector:
     _faults: Sequence[Fault] = ()
     # Seeded, so that a repeated drill meets the same faults.
     _dice: random.Random = field(default_factory=lambda: random.Random(0))
+    _line_is_free_at: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, faults: Sequence[Fault]) -> None:
@@ -110,3 +116,15 @@ class FaultInjector:
         if found is not None and found.delay_seconds:
             time.sleep(found.delay_seconds)
         return found
+
+    def paced(self, chunks: Iterable[bytes], bytes_per_second: float) -> Iterator[bytes]:
+        """Yield an answer's bytes as they arrive over a line that others use at the same time."""
+        for chunk in chunks:
+            for first in range(0, len(chunk), _PACKET_BYTES):
+                packet = chunk[first : first + _PACKET_BYTES]
+                with self._lock:
+                    begins = max(self.clock(), self._line_is_free_at)
+                    self._line_is_free_at = begins + len(packet) / bytes_per_second
+                    wait = self._line_is_free_at - self.clock()
+                time.sleep(max(0.0, wait))
+                yield packet

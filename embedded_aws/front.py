@@ -80,7 +80,10 @@ class Front:
             response = denial(service, environ, denied) if denied else response
         if fault is not None and fault.loses_answer:
             reset(environ["werkzeug.socket"])
-        return response(environ, start_response)
+        answer = response(environ, start_response)
+        if fault is not None and fault.bytes_per_second:
+            return self.faults.paced(answer, fault.bytes_per_second)
+        return answer
 
     def _faulty(
         self, service: str, environ: dict[str, Any], body: bytes

@@ -25,6 +25,8 @@ class DataFacts:
     loader_cpu_seconds: float
     basis: Basis
     source: str
+    # Bytes of one of its files, where a step reads few of them; None: it reads all.
+    file_bytes: float | None = None
     # For images: how the loader's time changes with their pixels, around the usual number.
     usual_pixels: float = 0.0
     cpu_seconds_per_megapixel: float = 0.0
@@ -55,6 +57,7 @@ DATA: Mapping[str, DataFacts] = {
         basis="from memory",
         source="110 KB a JPEG; 280 to 310 decoded a second on a busy vCPU of a g5, of which 72 % "
         "through a uint8 pipeline (estimate; 1,571 a second measured on 2 cores of another CPU)",
+        file_bytes=128 * 2**20,  # a shard
         usual_pixels=200_000,
         cpu_seconds_per_megapixel=1 / 290 / 0.2,
     ),
@@ -71,6 +74,7 @@ DATA: Mapping[str, DataFacts] = {
         epoch_bytes_per_sample=160_000,
         loader_cpu_seconds=0.03,
         basis="from memory",
+        file_bytes=160_000,
         source="COCO 2017: 118,287 images in 18 GB; decode and resize to 800 px about 30 ms",
     ),
 }
@@ -96,6 +100,13 @@ class Rate:
         if self.burst <= self.baseline or megabytes <= within:
             return megabytes / max(self.burst, self.baseline)
         return self.burst_seconds + (megabytes - within) / self.baseline
+
+    def bytes_by(self, seconds: float) -> float:
+        """Return the bytes moved by then: what takes those `seconds`."""
+        if max(self.burst, self.baseline) <= 0:
+            return float("inf")
+        at_burst = min(seconds, self.burst_seconds) if self.burst > self.baseline else 0.0
+        return 1e6 * (self.burst * at_burst + self.baseline * (seconds - at_burst))
 
 
 def volume_rate(instance: InstanceType, gp3_mb_per_second: float, constants: Constants) -> Rate:
@@ -141,11 +152,6 @@ def network_rate(instance: InstanceType, constants: Constants) -> Rate:
         burst=max(instance.network_peak_gbps, baseline) * 125,
         burst_seconds=constants.network_burst_seconds,
     )
-
-
-def sync_seconds(num_bytes: float, network: Rate, volume: Rate) -> float:
-    """Return the seconds from S3 to the data volume: both work at once, the slower one decides."""
-    return max(network.seconds(num_bytes), volume.seconds(num_bytes))
 
 
 def epoch_data(

@@ -54,6 +54,7 @@ class Footprint:
     epochs: float  # a stage of steps may end within one
     steps_per_epoch: int
     validation_samples: int = 0
+    first_files: int | None = None  # that the first step reads; None: it needs all of the dataset
     evaluations: int
     parameters: int
     parameter_bytes: int

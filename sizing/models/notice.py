@@ -1,7 +1,7 @@
-"""Whether the checkpoint fits the two-minute notice, and how long the restart takes.
+"""Whether the checkpoint fits the two-minute notice.
 
 save = detection + longest step + copy to the host + hash + upload at *baseline* + commit
-Boot, sync and resume add up to the restart. Burst credits are not relied on: they may be spent.
+Burst credits are not relied on: they may be spent.
 """
 
 from dataclasses import dataclass
@@ -71,19 +71,3 @@ def notice_fit(
         commit=constants.commit_seconds,
         budget=max(0.0, notice - constants.notice_margin_seconds),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restart:
-    """Seconds until a replacement trains, without the wait for capacity."""
-
-    launch: float
-    user_data: float
-    sync: float
-    resume: float
-    first_step: float
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the restart."""
-        return self.launch + self.user_data + self.sync + self.resume + self.first_step

@@ -297,9 +297,10 @@ def _spot_warnings(plan: Plan) -> list[str]:
             "host's memory next to the run: each save keeps the GPU waiting "
             f"{plan.notice.save:.0f} s; a size with more memory saves while training continues"
         )
-    if plan.restart.sync > plan.work.seconds:
+    waits = plan.first.sync + plan.first.data_wait
+    if waits > plan.work.seconds:
         found.append(
-            f"the dataset's sync ({plan.restart.sync / 60:.0f} min) takes longer than the run "
+            f"waiting for the dataset's sync ({waits / 60:.0f} min) takes longer than the run "
             f"({plan.work.seconds / 60:.0f} min)"
         )
     limit = plan.request.max_hours

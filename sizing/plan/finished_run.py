@@ -5,7 +5,7 @@ Reads a run's folder (a local one, or downloaded from the run bucket) or its rec
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +47,7 @@ class FinishedRun:
     overrides: Mapping[str, str]
     world: int
     restarts: Mapping[str, float]  # constants that the run's events measured, by name
+    starts: Sequence[float]  # seconds from each machine's boot to its first step, in order
 
     @property
     def interruptions(self) -> int:
@@ -97,6 +98,7 @@ def read_run(path: Path) -> FinishedRun:
         overrides={name: str(value) for name, value in (receipt.get("overrides") or {}).items()},
         world=_ranks(receipt),
         restarts=seen_restarts(folder),
+        starts=_starts(folder, lines.first_steps),
     )
 
 
@@ -129,6 +131,7 @@ class _Lines:
     step_seconds: dict[str, "array[float]"] = field(default_factory=dict)  # by stage
     waits: "array[float]" = field(default_factory=lambda: array("d"))
     commit_seconds: list[float] = field(default_factory=list)
+    first_steps: dict[int, datetime] = field(default_factory=dict)  # by generation
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line."""
@@ -137,6 +140,8 @@ class _Lines:
             if rate and count:
                 seconds = self.step_seconds.setdefault(line["stage"], array("d"))
                 seconds.append(count / float(rate))
+            if "time" in line:
+                self.first_steps.setdefault(line["generation"], _time(line))
             if line.get("data_wait") is not None:
                 self.waits.append(float(line["data_wait"]))
         elif line["kind"] == "commit":
@@ -165,26 +170,39 @@ def _content(path: Path) -> bytes | None:
 def seen_restarts(folder: Path) -> dict[str, float]:
     """Return medians over the run's machines, by the constant they measure.
 
-    user_data_seconds   user data, without the dataset's sync
+    user_data_seconds   user data, for which the trainer of a workload waits, but not for the sync
     first_step_seconds   from its end until a replacement has resumed
 
     Damaged events are ignored; a run without events, or on a laptop, teaches nothing.
     """
-    by_machine: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for event in _events(folder):
-        # The first of each name: a machine that restarts its trainer resumes more than once.
-        by_machine.setdefault(str(event.get("instance_id")), {}).setdefault(event["name"], event)
     boots, steps = [], []
-    for events in by_machine.values():
+    for events in _by_machine(folder):
         boot, resumed = events.get("boot"), events.get("resumed")
         if boot is None or "seconds" not in boot:
             continue
-        sync = float(events.get("boot-dataset", {}).get("seconds", 0.0))
-        boots.append(max(0.0, float(boot["seconds"]) - sync))
+        boots.append(float(boot["seconds"]))
         if resumed is not None:
             steps.append((_time(resumed) - _time(boot)).total_seconds())
     seen = {"user_data_seconds": boots, "first_step_seconds": [s for s in steps if s >= 0]}
     return {name: median(seconds) for name, seconds in seen.items() if seconds}
+
+
+def _starts(folder: Path, first_steps: Mapping[int, datetime]) -> list[float]:
+    """Return the seconds from the start of each machine's user data to its first step."""
+    found = []
+    for events in _by_machine(folder):
+        boot, taken = events.get("boot", {}), events.get("take-over", {})
+        if "seconds" in boot and (step := first_steps.get(taken.get("generation", 0))):
+            found.append((step - _time(boot)).total_seconds() + float(boot["seconds"]))
+    return found
+
+
+def _by_machine(folder: Path) -> Iterable[Mapping[str, Mapping[str, Any]]]:
+    """Return each machine's events by name, the first of each: its trainer may start again."""
+    by_machine: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for event in _events(folder):
+        by_machine.setdefault(str(event.get("instance_id")), {}).setdefault(event["name"], event)
+    return by_machine.values()
 
 
 def _events(folder: Path) -> Iterable[dict[str, Any]]:
@@ -206,6 +224,9 @@ def _time(event: Mapping[str, Any]) -> datetime:
 _TIME_LIMIT, _MEMORY_LIMIT = 0.30, 0.15
 
 
+# The waits for the dataset's sync are part of both.
+_START, _RESTART = "boot to the first step", "boot to a replacement's first step"
+_OF_START = "user_data_seconds or first_step_seconds"
 # For each quantity its unit, the limit, and the constant that explains a difference.
 _QUANTITIES: Mapping[str, tuple[str, float, str]] = {
     "hours from the first attempt": ("h", _TIME_LIMIT, "time_factor or launch_seconds"),
@@ -218,6 +239,8 @@ _QUANTITIES: Mapping[str, tuple[str, float, str]] = {
     "checkpoint": ("bytes", 0.05, "sizing/footprints.json (`python -m training measure`)"),
     "goodput": ("", 0.15, "the cause of which the receipt's goodput has more than was planned"),
     "a save": ("s", _TIME_LIMIT, "upload_share"),
+    _START: ("s", _TIME_LIMIT, _OF_START),
+    _RESTART: ("s", _TIME_LIMIT, _OF_START),
 }
 
 
@@ -270,14 +293,14 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
     hours = then.get("hours_p50", spot.hours_p50 if spot else None)
     if hours is not None:
         # A prediction begins when a machine is requested, a receipt with its first attempt.
-        start = plan.restart
-        hours = max(0.0, hours - (start.launch + start.user_data + start.sync) / 3600)
+        hours = max(0.0, hours - (plan.first.launch + plan.first.user_data) / 3600)
     usd = then.get("usd_spot_p50", spot.usd_p50 if spot else None)
     # Waits between machines are included.
     at_spot_price = run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
     memory, peak = then.get("gpu_memory_mib", plan.work.memory.need), None
     if run.peak_gpu_bytes:
         memory, peak = plan.work.memory.allocated, run.peak_gpu_bytes / MIB
+    later = median(run.starts[1:]) if run.starts[1:] else None
     found: dict[str, tuple[float | None, float | None]] = {
         "hours from the first attempt": (hours, run.seconds / 3600),
         "dollars (Spot)": (usd, at_spot_price if run.usd is None else run.usd),
@@ -286,6 +309,8 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
         "checkpoint": (float(plan.inputs.checkpoint_bytes), float(run.checkpoint_bytes) or None),
         "goodput": (then.get(PLANNED + USEFUL, planned_goodput(plan).get(USEFUL)), run.goodput),
         "a save": (plan.notice.save, run.save_seconds),
+        _START: (plan.first.to_training - plan.first.launch, next(iter(run.starts), None)),
+        _RESTART: (plan.restart.to_training - plan.restart.launch, later),
     }
     rows = [
         Compared(what, predicted, actual, *_QUANTITIES[what])

@@ -70,7 +70,7 @@ def on_spot(plan: Plan) -> Outcomes | None:
 
 def on_demand(plan: Plan) -> Outcomes:
     """Return the outcomes of a run without interruptions."""
-    hours = (works_of(plan) + plan.restart.seconds) / 3600
+    hours = (works_of(plan) + plan.first.seconds) / 3600
     return Outcomes(market="on-demand", hours=hours, usd=hours * plan.inputs.price.usd_per_hour)
 
 
@@ -124,6 +124,7 @@ def deadline_fallback(plan: Plan) -> WithFallback | None:
         ReplayJob(
             work=works[_STRIDE * sample % len(works)],
             deadline=deadline * 3600,
+            first=plan.first.seconds,
             restart=plan.restart.seconds,
             save=plan.notice.save,
             interval=max(spot.interval_seconds, 60.0),

@@ -43,10 +43,14 @@ from sizing.spot.interruptions import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetFacts:
-    """A dataset; None or "" if its manifest does not say. Bytes and pixels: means of its images."""
+    """A dataset; None or "" if its manifest does not say. Bytes and pixels: means of its images.
+
+    `file_bytes`: of each file, the largest first.
+    """
 
     name: str
     num_bytes: int
+    file_bytes: tuple[int, ...] = field(default=(), compare=False, repr=False)
     workload: str = ""
     train_samples: int | None = None
     validation_samples: int | None = None
@@ -81,9 +85,11 @@ def read_manifest(path: Path) -> DatasetFacts:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         meta: dict[str, Any] = manifest.get("meta", {})
         splits = meta.get("splits", {})
+        sizes = sorted((int(file["bytes"]) for file in manifest["files"]), reverse=True)
         return DatasetFacts(
             name=str(manifest.get("name", path)),
-            num_bytes=sum(int(file["bytes"]) for file in manifest["files"]),
+            num_bytes=sum(sizes),
+            file_bytes=tuple(sizes),
             workload=str(manifest.get("workload", "")),
             train_samples=_count(splits.get("train")),
             validation_samples=_count(splits.get("validation")),
@@ -235,6 +241,15 @@ class PlanInputs:
     def checkpoint_bytes(self) -> int:
         """Bytes of the largest checkpoint."""
         return max(footprint.checkpoint_bytes for footprint in self.footprints)
+
+    def first_bytes(self, stage: Footprint) -> float:
+        """Return the bytes of the dataset that a stage's first step needs; all, where unknown."""
+        num, dataset, each = stage.first_files, self.request.dataset, None
+        if num is not None and dataset is not None and dataset.file_bytes:
+            return min(sum(dataset.file_bytes[:num]), self.dataset_bytes)
+        if num is not None and self.facts is not None:
+            each = self.facts.file_bytes
+        return self.dataset_bytes if each is None else min(num * each, self.dataset_bytes)
 
     @property
     def artifact_bytes(self) -> float:

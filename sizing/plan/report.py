@@ -1,6 +1,7 @@
 """A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from contract.goodput import Goodput
@@ -58,6 +59,7 @@ def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "bound_by": plan.work.main.bound_by,
         "gpu_busy_percent": [rounded(each) for each in plan.work.busy_percent],
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
+        **{name: _rounded(asdict(getattr(plan, name))) for name in ("first", "restart")},
         "checkpoint_bytes": plan.inputs.checkpoint_bytes,
         "notice_fits": plan.notice.fits,
         "spot_suits": spot_verdict(plan).suits,
@@ -69,6 +71,10 @@ def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "goodput": {cause: rounded(share) for cause, share in planned_goodput(plan).items()},
         "figures": figures(plan),
     }
+
+
+def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: rounded(value) for name, value in numbers.items()}
 
 
 def _spot(spot: SpotForecast | None, *names: str) -> dict[str, float | None]:
@@ -116,7 +122,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
 
 def figures(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the decisive figures, each with its basis and source."""
-    inputs, main, restart = plan.inputs, plan.work.main, plan.restart
+    inputs, main = plan.inputs, plan.work.main
     precision, taken = main.footprint.precision, inputs.interruptions
     step: tuple[Basis, str] = ("modelled", main.step.basis)
     if inputs.calibrated_by:
@@ -124,10 +130,6 @@ def figures(plan: Plan) -> dict[str, dict[str, Any]]:
     memory = (
         f"{main.footprint.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
         f"+ {inputs.constants.context_mib:.0f} MiB context (from memory)"
-    )
-    start = (
-        f"launch {restart.launch:.0f} (from memory) + user data {restart.user_data:.0f} + sync "
-        f"{restart.sync:.0f} + resume {restart.resume:.0f} + first step {restart.first_step:.0f}"
     )
     losses: Basis = "given" if taken.source == "given" else "published"
     peak = inputs.gpu.peak_flops(precision) / 1e12
@@ -138,7 +140,8 @@ def figures(plan: Plan) -> dict[str, dict[str, Any]]:
         "on_demand": _price(inputs.price),
         "spot": _price(inputs.spot_price),
         "interruptions": (taken.rate_per_hour, "per machine hour", losses, taken.source),
-        "restart": (restart.seconds, "s", "modelled", start),
+        "first": (plan.first.seconds, "s", "modelled", plan.first.sentence()),
+        "restart": (plan.restart.seconds, "s", "modelled", plan.restart.sentence()),
         "notice": (plan.notice.total, "s", "modelled", plan.notice.sentence()),
         "host": (plan.host.need, "GiB", "modelled", plan.host.sentence()),
     }
@@ -205,7 +208,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         (
             "an interruption",
             f"{duration(plan.interruption_seconds)} and ${plan.usd_of_interruption:.3f}, of which "
-            f"the restart {duration(plan.restart.seconds)}",
+            f"the restart {duration(plan.restart.seconds)}, waiting for data "
+            f"{duration(plan.restart.sync + plan.restart.data_wait)}",
         ),
         *_initialization(plan),
         *([("goodput on Spot", _goodput(plan))] if spot else []),

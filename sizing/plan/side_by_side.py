@@ -29,7 +29,7 @@ class Way:
 def ways(plan: Plan, runs: int) -> list[Way]:
     """Return the ways to do `runs` runs like the plan's, in the order of the module's docstring."""
     one = _like(plan, runs=1)
-    hours = (runs * one.work.seconds + one.restart.seconds) / 3600
+    hours = (runs * one.work.seconds + one.first.seconds) / 3600
     usd = hours * one.inputs.price.usd_per_hour
     after = replace(_way("one after the other", one), hours=hours, usd=usd)
     found = [after, _way("side by side", _like(plan, runs=runs))]

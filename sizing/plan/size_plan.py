@@ -10,12 +10,13 @@ from pathlib import Path
 from contract.auto_interval import choose_interval
 from contract.grammar import parse_interval
 from contract.notice import idle_seconds
+from contract.program import WORKLOAD as PROGRAM
 from sizing.models.calibration import CALIBRATION_FILE
 from sizing.models.constants import GIB, Constants
-from sizing.models.data_path import sync_seconds
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.models.host import HostMemory, host_memory, start_memory
-from sizing.models.notice import NoticeFit, Restart, notice_fit
+from sizing.models.notice import NoticeFit, notice_fit
+from sizing.models.restart import ANYWHERE, Restart, Sync
 from sizing.plan.plan_inputs import PlanInputs, Request, look_up
 from sizing.plan.work import PlannedWork, StagePlan, plan_work
 from sizing.service_prices import initialization_usd
@@ -26,12 +27,16 @@ from sizing.spot.simulation import SpotRun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All predictions; `spot` is None if the run would never end on Spot."""
+    """All predictions; `spot` is None if the run would never end on Spot.
+
+    `first` is the start of the run's first machine, `restart` that of a replacement.
+    """
 
     inputs: PlanInputs
     host: HostMemory
     work: PlannedWork
     notice: NoticeFit
+    first: Restart
     restart: Restart
     spot: SpotForecast | None
 
@@ -78,17 +83,17 @@ class Plan:
     @property
     def hours_on_demand(self) -> float:
         """Hours of one uninterrupted run, its start included."""
-        return (self.work.seconds + self.restart.seconds) / 3600
+        return (self.work.seconds + self.first.seconds) / 3600
 
     @property
     def hours_low(self) -> float:
         """Those hours if every step is as fast as the p10 of similar published runs."""
-        return (self.work.seconds_low + self.restart.seconds) / 3600
+        return (self.work.seconds_low + self.first.seconds) / 3600
 
     @property
     def hours_high(self) -> float:
         """Those hours if every step is as slow as the p90 of similar published runs."""
-        return (self.work.seconds_high + self.restart.seconds) / 3600
+        return (self.work.seconds_high + self.first.seconds) / 3600
 
     @property
     def usd_on_demand(self) -> float:
@@ -127,26 +132,43 @@ def make_plan(
         constants=inputs.constants,
         notice_seconds=request.notice_seconds,
     )
-    fetched = inputs.checkpoint_bytes + inputs.artifact_bytes
-    replacement = Restart(
-        launch=inputs.constants.launch_seconds,
-        user_data=inputs.constants.user_data_seconds,
-        sync=sync_seconds(inputs.dataset_bytes, inputs.network, inputs.volume),
-        resume=sync_seconds(fetched, inputs.network, inputs.volume),
-        first_step=inputs.constants.first_step_seconds,
+    sync = _sync(inputs, work)
+    replacement = sync.restart(
+        inputs.constants,
+        restored_bytes=inputs.checkpoint_bytes + inputs.artifact_bytes,
+        passed=ANYWHERE,
     )
+    first = sync.restart(inputs.constants)
     return Plan(
         inputs=inputs,
         host=host,
         work=work,
         notice=notice,
+        first=first,
         restart=replacement,
-        spot=_forecast(inputs, host, work, notice, replacement),
+        spot=_forecast(inputs, host, work, notice, first, replacement),
+    )
+
+
+def _sync(inputs: PlanInputs, work: PlannedWork) -> Sync:
+    """Return the sync as the longest stage, in which most interruptions fall, meets it."""
+    return Sync(
+        network=inputs.network,
+        volume=inputs.volume,
+        num_bytes=inputs.dataset_bytes,
+        first_bytes=inputs.first_bytes(work.main.footprint),
+        epoch_seconds=work.main.epoch_seconds,
+        is_of_program=inputs.request.workload == PROGRAM,
     )
 
 
 def _forecast(
-    inputs: PlanInputs, host: HostMemory, work: PlannedWork, notice: NoticeFit, replacement: Restart
+    inputs: PlanInputs,
+    host: HostMemory,
+    work: PlannedWork,
+    notice: NoticeFit,
+    first: Restart,
+    replacement: Restart,
 ) -> SpotForecast | None:
     """Return hours and dollars on Spot; None if the run would never end."""
     request, taken = inputs.request, inputs.interruptions
@@ -164,6 +186,7 @@ def _forecast(
             work_seconds=max(work.seconds, 1e-3),
             work_range=(max(work.seconds_low, 1e-3), max(work.seconds_high, 1e-3)),
             rate_per_hour=taken.rate_per_hour,
+            first_seconds=first.seconds,
             restart_seconds=replacement.seconds,
             checkpoint_seconds=waits,
             interval_seconds=interval,

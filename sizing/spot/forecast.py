@@ -101,6 +101,7 @@ def _samples(run: SpotRun, trace: Trace | None) -> tuple[Array, Array, float]:
     jobs = [
         ReplayJob(
             work=work,
+            first=run.first,
             restart=run.restart_seconds,
             checkpoint=run.checkpoint_seconds,
             interval=run.interval_seconds,

@@ -28,6 +28,7 @@ _JITTER_SECONDS = 60.0
 class ReplayJob:
     """Useful seconds to do, the deadline from its start (possibly infinite), and overheads.
 
+    `restart` is a machine's start, `first` that of one with nothing to restore (None: as long).
     `checkpoint` is how long a periodic save, every `interval` useful seconds, blocks the GPU,
     `save` the time of a commit before a move. `notice_idle` is the part of the notice without
     training: all of it if the trainer stops at the notice, else the seconds reserved for saves;
@@ -37,6 +38,7 @@ class ReplayJob:
     work: float
     deadline: float = math.inf
     restart: float
+    first: float | None = None
     checkpoint: float = 0.0
     save: float = 0.0
     interval: float
@@ -177,7 +179,9 @@ class Replay:
 
     def _hand_over(self, machine: ReplayedMachine, *, released: float = 0.0) -> None:
         """Let a machine train as soon as it has booted and the lease is free."""
-        machine.trains = max(machine.launched + self.job.restart, self.now, released)
+        job = self.job
+        start = job.restart if self.committed or job.first is None else job.first
+        machine.trains = max(machine.launched + start, self.now, released)
         machine.base = self.committed
         self.trainer = machine
 

@@ -33,7 +33,8 @@ class SpotRun:
     """A run on Spot and what interrupts it; times in seconds.
 
     work_range   p10 and p90 of the work, which adds uncertainty to that of the interruptions
-    restart_seconds   boot, sync and resume of a machine, including the first
+    restart_seconds   what the start of a machine adds: boot, resume, and waits for data
+    first_seconds   the same of the first machine; None: as much
     checkpoint_seconds   GPU time that a periodic save costs, every interval_seconds of training
     notice_saves   the share of interruptions with a notice that is long enough to save
     notice_seconds   the part of such a notice without training (contract.notice.idle_seconds),
@@ -46,6 +47,7 @@ class SpotRun:
     work_range: tuple[float, float] | None = None
     rate_per_hour: float
     restart_seconds: float
+    first_seconds: float | None = None
     checkpoint_seconds: float = 0.0
     interval_seconds: float
     notice_saves: float = NOTICE_ARRIVES
@@ -61,6 +63,11 @@ class SpotRun:
                 raise ValueError(f"{name} must be {least} 0, got {value}")
             if math.isinf(value):
                 raise ValueError(f"{name} must be a finite number, got {value}")
+
+    @property
+    def first(self) -> float:
+        """Seconds of the first machine's start."""
+        return self.restart_seconds if self.first_seconds is None else self.first_seconds
 
     @property
     def works(self) -> Array:
@@ -133,7 +140,7 @@ def simulate(run: SpotRun) -> tuple[Array, Array, float]:
     works = run.works
     if run.rate_per_hour < NEVER:
         saves = np.maximum(np.ceil(works / run.interval_seconds) - 1, 0)
-        once = run.restart_seconds + works + saves * run.checkpoint_seconds
+        once = run.first + works + saves * run.checkpoint_seconds
         # Repeat each, so that a quantile is one of them and not between two.
         once = np.repeat(once, NUM_LEVELS * NUM_LUCKS)
         return once, once, 0.0
@@ -142,7 +149,8 @@ def simulate(run: SpotRun) -> tuple[Array, Array, float]:
         lives, waits = _world(run, columns)
         saved = draws_of(run.pattern).luck[:, :, :columns] < run.notice_saves
         idle = np.where(saved, run.notice_seconds, 0.0)
-        trained = np.maximum(lives - run.restart_seconds - idle, 0.0)
+        starts = np.where(np.arange(columns), run.restart_seconds, run.first)
+        trained = np.maximum(lives - starts - idle, 0.0)
         gains = _gain(trained, run, saved=saved)
         per_machine = gains[:, :, 1:].mean(axis=(1, 2))
         machines = works[:, None] / np.maximum(per_machine, works[:, None] / MOST_MACHINES)
@@ -161,7 +169,7 @@ def simulate(run: SpotRun) -> tuple[Array, Array, float]:
     def at_last(values: Array) -> Array:
         return np.take_along_axis(values, last[:, :, :, None], axis=3)[:, :, :, 0]
 
-    machine = at_last(np.cumsum(lives, axis=2) - lives + run.restart_seconds + needed)
+    machine = at_last(np.cumsum(lives, axis=2) - lives + starts + needed)
     clock = machine + at_last(np.cumsum(waits, axis=2)[None])
     return (
         _extend(machine, parts).ravel(),

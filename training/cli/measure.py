@@ -164,10 +164,17 @@ def train_footprints(
             "validation_samples": samples["validation"],
             "eval_batch": settings.eval_batch,
             "evaluation_peak_bytes": evaluation,
+            **_first_files(stage),
             **_phases(stage),
             **found,
             **_usual(sized, config, size),
         }
+
+
+def _first_files(stage: Any) -> dict[str, int]:
+    from training.workload import Train, implements
+
+    return {"first_files": stage.first_files()} if implements(stage, Train.first_files) else {}
 
 
 def _phases(stage: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -272,6 +273,7 @@ class StepLog:
         self._context = context
         self._stage = stage
         self._plan = plan
+        self._is_first = True
         self.bar = ProgressBar(stage.name, plan.num_steps, first_step)
 
     def record(
@@ -309,6 +311,8 @@ class StepLog:
     def _write(self, position: Position, time: StepTime, **numbers: Any) -> None:
         step = position.stage_step - 1
         ids = self._plan.ids(step)
+        if self._is_first:  # tells how long the machine took to get here
+            numbers["time"], self._is_first = datetime.now(UTC).isoformat(), False
         self._context.metrics.write(
             "step",
             stage=self._stage.name,

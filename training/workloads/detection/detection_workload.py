@@ -328,6 +328,10 @@ class TrainDetector(DetectionEvaluation):
             bucket=self.config.pad_to,
         )
 
+    def first_files(self) -> int:
+        """Return the images of a step: each has a file of its own."""
+        return self.settings.global_batch
+
     def weight(self, b: Batch) -> float:
         """Return the number of objects."""
         return float((b["labels"] >= 0).sum())

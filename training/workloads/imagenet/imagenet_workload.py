@@ -202,6 +202,10 @@ class TrainClassifier(Train):
             augment=v2.RandAugment(magnitude=c.rand_augment) if c.rand_augment else None,
         )
 
+    def first_files(self) -> int:
+        """Return a window's shards: a batch has images of all of them."""
+        return self.config.shuffle_window
+
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         images_BHWC, targets = self._mixed(b["images"], b["labels"])
         logits_BK: Tensor = m(images_BHWC).float()
