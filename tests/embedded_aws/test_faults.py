@@ -57,7 +57,7 @@ def test_what_no_request_has_met_is_known() -> None:
     ("values", "said"),
     [
         ({"action": "s4:PutObject", "status": 403}, "action is 's4:PutObject'; write it like ec2:"),
-        ({"action": "s3:*"}, "needs exactly one of status, delay_seconds and loses_answer"),
+        ({"action": "s3:*"}, "needs exactly one of status, delay_seconds, loses_"),
         ({"action": "s3:*", "status": 500, "delay_seconds": 1}, "needs exactly one of"),
         ({"action": "s3:*", "status": 200}, "status is 200; use an error"),
         ({"action": "s3:*", "status": 500, "share": 0.0}, "share is 0.0; it must be above 0"),

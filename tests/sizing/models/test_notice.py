@@ -5,7 +5,6 @@ import pytest
 from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import Constants
-from sizing.models.data_path import Rate, network_rate, sync_seconds, volume_rate
 from sizing.models.notice import NoticeFit, notice_fit
 
 
@@ -47,19 +46,3 @@ def test_the_sentence_adds_up() -> None:
         found.detection + found.step + found.copy + found.hash + found.upload + found.commit
     )
     assert f"= {found.total:.1f} s" in found.sentence()
-
-
-def test_a_burst_lasts_as_long_as_its_credits() -> None:
-    rate = Rate(baseline=87.5, burst=437.5, burst_seconds=1800)
-    assert rate.seconds(437.5e6 * 1800) == pytest.approx(1800)
-    assert rate.seconds(437.5e6 * 1800 + 87.5e6) == pytest.approx(1801)
-
-
-def test_imagenet_reaches_the_volume_as_fast_as_gp3_takes_it() -> None:
-    instance, constants = catalogue.find("g5.xlarge"), Constants()
-    volume = volume_rate(instance, 131.072, constants)
-    network = network_rate(instance, constants)
-    assert sync_seconds(150e9, network, volume) == pytest.approx(150e3 / 131.072)
-    # 300 GB: 30 minutes at 125 MiB/s while credits last, the rest at 87.5 MB/s.
-    rest = (300e3 - 131.072 * 1800) / 87.5
-    assert sync_seconds(300e9, network, volume) == pytest.approx(1800 + rest)
