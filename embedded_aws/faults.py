@@ -17,7 +17,8 @@ JOB_SERVICES = ("batch", "sagemaker")
 SERVICES = ("s3", "ec2", "autoscaling", "ssm", "cloudwatch", "sts", "sns", *JOB_SERVICES, METADATA)
 MACHINES, GUARD, SUBMITTERS = "machines", "guard", "submitters"
 _ACTION = re.compile(rf"({'|'.join(SERVICES)}):[A-Za-z*]+")
-_PACKET_BYTES = 16 * 1024
+# No reader waits long enough for one to give up.
+_PACKET_BYTES, _PACKETS_PER_SECOND = 16 * 1024, 10
 LOWEST_ERROR, HIGHEST_ERROR = 400, 599
 
 
@@ -119,9 +120,10 @@ class FaultInjector:
 
     def paced(self, chunks: Iterable[bytes], bytes_per_second: float) -> Iterator[bytes]:
         """Yield an answer's bytes as they arrive over a line that others use at the same time."""
+        size = max(1, min(_PACKET_BYTES, int(bytes_per_second / _PACKETS_PER_SECOND)))
         for chunk in chunks:
-            for first in range(0, len(chunk), _PACKET_BYTES):
-                packet = chunk[first : first + _PACKET_BYTES]
+            for first in range(0, len(chunk), size):
+                packet = chunk[first : first + size]
                 with self._lock:
                     begins = max(self.clock(), self._line_is_free_at)
                     self._line_is_free_at = begins + len(packet) / bytes_per_second

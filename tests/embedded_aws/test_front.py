@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,20 @@ def test_a_slow_service_answers_later(aws: EmbeddedAws, instance: Any) -> None:
     with pytest.raises(ClientError, match="NoSuchBucket"):
         instance("s3").list_objects_v2(Bucket="none")
     assert time.monotonic() - began >= 0.2
+
+
+def test_answers_share_a_slow_line(aws: EmbeddedAws, instance: Any, bucket: str) -> None:
+    clients = [instance("s3") for _ in range(2)]
+    clients[0].put_object(Bucket=bucket, Key="a", Body=bytes(50_000))
+    aws.faults.begin([Fault(action="s3:GetObject", bytes_per_second=200_000)])
+
+    def read(client: Any) -> int:
+        return len(client.get_object(Bucket=bucket, Key="a")["Body"].read())
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read, clients)) == [50_000, 50_000]
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_clock_an_hour_off_refuses_what_instances_sign(aws: EmbeddedAws, instance: Any) -> None:

@@ -115,6 +115,8 @@ def test_a_restart_and_its_first_epoch_take_as_long_as_planned(
 ) -> None:
     is_program, data = workload == "program", tmp_path / "data"
     if is_program:
+        data.mkdir()
+        (data / "unread.bin").write_bytes(bytes(10_000_000))
         variables = boot_program(rig, "plain", tmp_path, epochs=40)
     else:
         variables = upload(rig, workload, data)

@@ -170,7 +170,8 @@ class StageLoop:
                 )
             self._read_last()
         self._advance()
-        time = self._pace.next(self._loader.wait_seconds)
+        is_arriving = self._inputs.dataset.is_arriving
+        time = self._pace.next(self._loader.wait_seconds, is_arriving=is_arriving)
         times = device_time, own_time
         self._unread = self._position, result, time, times, self._made.popleft()
         if work == "step":

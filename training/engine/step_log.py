@@ -205,10 +205,14 @@ class Pace:
         self._last_seconds = 0.0
         self._first_ended: float | None = None  # its compilation is not the pace
         self._num_steps = 0  # after the first
+        self._passing = 0.0  # seconds that these waited for a sync, which ends
         self.longest_seconds: float | None = None  # of recent steps, waiting for data included
 
-    def next(self, wait_seconds: float) -> StepTime:
-        """Return the time of the step that has just ended, given the loader's total wait."""
+    def next(self, wait_seconds: float, *, is_arriving: bool = False) -> StepTime:
+        """Return the time of the step that has just ended, given the loader's total wait.
+
+        Waiting while the dataset `is_arriving` is not the pace of the steps that follow.
+        """
         now = time.monotonic()
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, (wait_seconds - self._waited) / seconds)
@@ -217,13 +221,15 @@ class Pace:
             self._first_ended = now
         else:
             self._num_steps += 1
+            self._passing += seconds * share * is_arriving
         return StepTime(seconds, share)
 
     def seconds_for(self, num_steps: int) -> float | None:
         """Estimate the time of `num_steps` more steps, with evaluations and commits as so far."""
         if self._first_ended is None or not self._num_steps:
             return None
-        return (time.monotonic() - self._first_ended) / self._num_steps * num_steps
+        trained = time.monotonic() - self._first_ended - self._passing
+        return trained / self._num_steps * num_steps
 
     def remember(self) -> None:
         """Count the step that has just ended as typical; slow ones are forgotten slowly."""

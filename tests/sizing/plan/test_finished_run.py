@@ -173,7 +173,7 @@ def test_restarts_are_learned_from_the_events_of_replacements(tmp_path: Path) ->
         (folder / "events" / f"{number}.json").write_text(json.dumps(event))
     (folder / "events" / "torn.json").write_text('{"name": "boot"')
     found = calibration(read_run(folder), planned(tmp_path)).constants
-    assert found["user_data_seconds"] == pytest.approx((10 + 16) / 2)
+    assert found["user_data_seconds"] == pytest.approx((30 + 40) / 2)
     assert found["first_step_seconds"] == 33
     add_entry(calibration(read_run(folder), planned(tmp_path)), tmp_path / "calibration.json")
     assert planned(tmp_path).restart.first_step == 33
@@ -181,14 +181,44 @@ def test_restarts_are_learned_from_the_events_of_replacements(tmp_path: Path) ->
     assert planned(tmp_path, "g5.xlarge").restart.first_step != 33
 
 
+def test_the_first_step_of_each_machine_is_compared_with_its_boot(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, 0.5)
+    (folder / "events").mkdir()
+    steps = []
+    for generation, first in enumerate(("10:01:00", "11:00:50", "12:02:00"), start=1):
+        of, day = {"instance_id": f"i-{generation}", "status": "ok"}, "2026-11-22T"
+        booted = f"{day}{first[:3]}00:20Z"
+        events = [
+            {**of, "name": "boot", "time": booted, "seconds": 15.0},
+            {**of, "name": "take-over", "time": booted, "generation": generation},
+        ]
+        for event in events:
+            path = folder / "events" / f"{generation}-{event['name']}.json"
+            path.write_text(json.dumps(event))
+        line = {"kind": "step", "stage": "head", "step": 1, "generation": generation}
+        # A later stage of the same attempt has a first step, too.
+        times = (f"{day}{first}+00:00", f"{day}23:00:00+00:00")
+        steps += [json.dumps({**line, "time": time}) for time in times]
+    (folder / "metrics" / "0002-a-00001.jsonl").write_text("\n".join(steps))
+    run = read_run(folder)
+    assert run.starts == [55, 45, 115]
+    plan = planned(tmp_path)
+    rows = {row.what: row for row in compare(run, plan)}
+    first, later = rows["boot to the first step"], rows["boot to a replacement's first step"]
+    assert (first.actual, later.actual) == (55, 80)
+    assert first.predicted == plan.first.to_training - plan.first.launch
+    assert later.predicted == plan.restart.to_training - plan.restart.launch
+
+
 def test_what_was_predicted_then_counts_before_what_is_predicted_now(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write_run(folder, 0.5)
     (folder / "config.json").write_text(json.dumps({"prediction": {"hours_p50": 2.0}}))
     rows = {row.what: row for row in compare(read_run(folder), planned(tmp_path))}
-    # Then, the clock started before launch, user data and sync; a receipt's starts after them.
-    boot = planned(tmp_path).restart
-    expected = 2.0 - (boot.launch + boot.user_data + boot.sync) / 3600
+    # Then, the clock started before launch and user data; a receipt's starts after them.
+    boot = planned(tmp_path).first
+    expected = 2.0 - (boot.launch + boot.user_data) / 3600
     assert rows["hours from the first attempt"].predicted == pytest.approx(expected)
 
 

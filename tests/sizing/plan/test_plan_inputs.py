@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ META = {
 
 
 def write(path: Path, meta: Mapping[str, Any]) -> Path:
-    files = [{"name": "train-00000.tar", "bytes": 22 * 10**9, "sha256": "-"}]
+    shards = [22 * 10**6] * 1000
+    files = [{"name": f"{n}.tar", "bytes": size, "sha256": "-"} for n, size in enumerate(shards)]
     path.write_text(json.dumps({"name": "small", "files": files, "meta": meta}))
     return path
 
@@ -41,7 +43,21 @@ def test_smaller_images_take_less_of_disk_and_loader(tmp_path: Path) -> None:
     usual_seconds = DATA["imagenet"].loader_cpu_seconds
     assert a_sample == pytest.approx(1 - (0.2 - 0.087) / 290 / 0.2 / usual_seconds)
     assert small.inputs.dataset_bytes == 22 * 10**9
-    assert small.restart.sync < usual.restart.sync / 5
+    # A window of 16 shards is waited for, of which some came while the trainer started.
+    missing = 1 - small.first.first_step * 131.072e6 / 22e9
+    assert small.first.sync == pytest.approx(16 * 22e6 * missing / 131.072e6)
+    assert small.first.sync < usual.first.sync / 5
+
+
+def test_a_stage_of_which_no_less_is_known_needs_the_whole_dataset(tmp_path: Path) -> None:
+    inputs = imagenet(read_manifest(write(tmp_path / "m.json", META))).inputs
+    (stage,) = inputs.footprints
+    assert inputs.first_bytes(stage) == 16 * 22e6
+    assert inputs.first_bytes(replace(stage, first_files=None)) == 22e9
+    assert inputs.first_bytes(replace(stage, first_files=2000)) == 22e9
+    without = replace(inputs, request=replace(inputs.request, dataset=None))
+    assert without.first_bytes(stage) == 16 * 2**27
+    assert replace(without, facts=None).first_bytes(stage) == 22e9
 
 
 def test_a_smaller_dataset_has_shorter_epochs(tmp_path: Path) -> None:

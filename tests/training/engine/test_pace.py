@@ -8,7 +8,8 @@ import torch
 from contract.errors import Exit
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
-from training.engine.step_log import DeviceTime, StepTime, TimesSoFar
+from training.engine import step_log
+from training.engine.step_log import DeviceTime, Pace, StepTime, TimesSoFar
 
 
 def test_the_first_step_of_an_attempt_counts_only_as_waited_for() -> None:
@@ -29,6 +30,19 @@ def test_the_first_step_of_an_attempt_counts_only_as_waited_for() -> None:
         "read_seconds": 0.5,
         "decode_seconds": 2,
     }
+
+
+def test_the_pace_leaves_out_what_steps_wait_while_the_dataset_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(step_log.time, "monotonic", lambda: now[0])
+    pace, waited = Pace(), 0.0
+    # A first step, four that wait for the sync, one that its end finds waiting for the loader.
+    for seconds, waits, is_arriving in [(30, 20, True), *[(10, 8, True)] * 4, (3, 1, False)]:
+        now[0], waited = now[0] + seconds, waited + waits
+        pace.next(waited, is_arriving=is_arriving)
+    assert pace.seconds_for(100) == pytest.approx(100 * (4 * 2 + 3) / 5)
 
 
 def test_a_finished_run_says_what_it_was_bound_by(
