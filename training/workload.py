@@ -464,11 +464,7 @@ class Train:
         raise NotImplementedError
 
     def first_files(self) -> int:
-        """Return how many of `Samples.files` the first step reads, wherever in an epoch it is.
-
-        A plan then counts on steps that begin while a sync fetches the rest. By default none of
-        them begins before all of the dataset is there.
-        """
+        """Return how many of `Samples.files` a first step reads, for plans; by default all."""
         raise NotImplementedError
 
     def surrogate(self, m: nn.Module, b: Batch) -> Loss:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,14 @@ from typing import Any
 from moto.ec2.models import ec2_backends
 
 from embedded_aws import EmbeddedAws
+from rehearsal.demo.trained import RehearsedProgram
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk, ProcessMachine
+from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
+from stacks.parameters import StackParameters
+from stacks.program_source import write_source
 from stacks.user_data import render
+from training.durable.store.local_dataset import LocalDataset
 
 REPOSITORY = Path(__file__).parents[2]
 USERDATA = REPOSITORY / "userdata"
@@ -322,3 +327,55 @@ def calls(machine: ProcessMachine, command: str) -> list[list[str]]:
     """The command lines of one of the trainer's commands."""
     noted = [note["argv"] for note in trainer_notes(machine) if "argv" in note]
     return [argv for argv in noted if argv[0] == command]
+
+
+EXAMPLES = REPOSITORY / "examples"
+# The import takes seconds, and is no part of what a program does.
+NO_TORCH = '__version__ = "0"\n\n\nclass cuda:\n    device_count = int\n'
+
+
+def files_of_the_bundle() -> Iterator[Path]:
+    for folder in FOLDERS:
+        for path in sorted((REPOSITORY / folder).rglob("*")):
+            name = path.relative_to(REPOSITORY).as_posix()
+            is_code = path.is_file() and "__pycache__" not in path.parts
+            if is_code and not name.startswith(EXCLUDED_FOLDERS):
+                yield path
+
+
+def boot_program(
+    rig: Rig, example: str, tmp_path: Path, **hyperparameters: object
+) -> dict[str, str]:
+    """Upload the example's bundle and data; return the run.env of its machines."""
+    data = tmp_path / "data"
+    maker = [sys.executable, str(EXAMPLES / "make_data.py"), str(data), "--count", "2048"]
+    subprocess.run(maker, check=True)
+    LocalDataset.complete(data, "program", {})
+    s3 = rig.aws.client("s3")
+    for path in data.iterdir():
+        s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.name}")
+    spec = RehearsedProgram.from_folder(EXAMPLES / example, data)
+    own = tmp_path / "program.json"
+    record = json.loads((EXAMPLES / example / "program.json").read_text())
+    given = {**record.get("hyperparameters", {}), **hyperparameters}
+    # Its epochs are shorter here.
+    own.write_text(json.dumps({**record, "hyperparameters": given, "quiet_seconds": 0.2}))
+    context = {**spec.context(), "program": str(own), "source": str(EXAMPLES / example)}
+    write_source(StackParameters.for_size("g5.xlarge", **context), tmp_path)
+    path = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(path, "w") as bundle:
+        for file in files_of_the_bundle():
+            bundle.write(file, file.relative_to(REPOSITORY).as_posix())
+        for file in sorted((tmp_path / "program").rglob("*")):
+            bundle.write(file, file.relative_to(tmp_path).as_posix())
+        bundle.writestr("userdata/torch.py", NO_TORCH)
+    rig.bundle = f"{rig.run_id}.zip"
+    s3.upload_file(str(path), "assets", rig.bundle)
+    return rig.run_env(
+        WORKLOAD="program",
+        RECIPE="program",
+        OVERRIDES='""',
+        DATASET_URI=f"s3://datasets/{rig.run_id}",
+        TRAINER_OPTIONS='"lease_ttl_seconds=2"',
+        NOTICE_BUDGET_SECONDS="60",
+    )

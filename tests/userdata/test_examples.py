@@ -1,80 +1,19 @@
 """Each example as it is, through the real boot of a machine that is then lost."""
 
-import json
 import re
 import shutil
-import subprocess
-import sys
 import time
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rehearsal.demo.trained import RehearsedProgram
 from rehearsal.machines.machine import TRAINING
 from rehearsal.machines.process import ProcessMachine
-from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.guard import records
 from stacks.guard.reasons import reason_to_stop
 from stacks.guard.settings import GuardSettings
 from stacks.guard.tick import Tick
-from stacks.parameters import StackParameters
-from stacks.program_source import write_source
-from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
-from training.durable.store.local_dataset import LocalDataset
-
-EXAMPLES = REPOSITORY / "examples"
-# The import takes seconds, and is no part of what a program does.
-NO_TORCH = '__version__ = "0"\n\n\nclass cuda:\n    device_count = int\n'
-
-
-def files_of_the_bundle() -> Iterator[Path]:
-    for folder in FOLDERS:
-        for path in sorted((REPOSITORY / folder).rglob("*")):
-            name = path.relative_to(REPOSITORY).as_posix()
-            is_code = path.is_file() and "__pycache__" not in path.parts
-            if is_code and not name.startswith(EXCLUDED_FOLDERS):
-                yield path
-
-
-def boot_program(
-    rig: Rig, example: str, tmp_path: Path, **hyperparameters: object
-) -> dict[str, str]:
-    """Upload the example's bundle and data; return the run.env of its machines."""
-    data = tmp_path / "data"
-    maker = [sys.executable, str(EXAMPLES / "make_data.py"), str(data), "--count", "2048"]
-    subprocess.run(maker, check=True)
-    LocalDataset.complete(data, "program", {})
-    s3 = rig.aws.client("s3")
-    for path in data.iterdir():
-        s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.name}")
-    spec = RehearsedProgram.from_folder(EXAMPLES / example, data)
-    own = tmp_path / "program.json"
-    record = json.loads((EXAMPLES / example / "program.json").read_text())
-    given = {**record.get("hyperparameters", {}), **hyperparameters}
-    # Its epochs are shorter here.
-    own.write_text(json.dumps({**record, "hyperparameters": given, "quiet_seconds": 0.2}))
-    context = {**spec.context(), "program": str(own), "source": str(EXAMPLES / example)}
-    write_source(StackParameters.for_size("g5.xlarge", **context), tmp_path)
-    path = tmp_path / "bundle.zip"
-    with zipfile.ZipFile(path, "w") as bundle:
-        for file in files_of_the_bundle():
-            bundle.write(file, file.relative_to(REPOSITORY).as_posix())
-        for file in sorted((tmp_path / "program").rglob("*")):
-            bundle.write(file, file.relative_to(tmp_path).as_posix())
-        bundle.writestr("userdata/torch.py", NO_TORCH)
-    rig.bundle = f"{rig.run_id}.zip"
-    s3.upload_file(str(path), "assets", rig.bundle)
-    return rig.run_env(
-        WORKLOAD="program",
-        RECIPE="program",
-        OVERRIDES='""',
-        DATASET_URI=f"s3://datasets/{rig.run_id}",
-        TRAINER_OPTIONS='"lease_ttl_seconds=2"',
-        NOTICE_BUDGET_SECONDS="60",
-    )
+from tests.userdata.rig import Rig, boot_program, run_on, wait, wait_until
 
 
 def start(rig: Rig, variables: dict[str, str]) -> ProcessMachine:

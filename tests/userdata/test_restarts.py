@@ -21,18 +21,25 @@ from sizing.models.data_path import Rate
 from sizing.models.footprints import counted_stages
 from sizing.models.restart import Restart, Sync
 from sizing.plan.plan_inputs import read_manifest
-from tests.userdata.rig import Rig
-from tests.userdata.test_examples import NO_TORCH, boot_program, files_of_the_bundle
+from tests.userdata.rig import NO_TORCH, REPOSITORY, Rig, boot_program, files_of_the_bundle
 
-# One file at a time: an instance's sync has a shard or less in flight, too.
-ONE_BY_ONE = Quirks(
+# Two files at a time, and small shards: on an instance, a shard of a thousand is in flight.
+TWO_AT_A_TIME = Quirks(
     files={
         "opt/training/packages/sitecustomize.py": "import importlib.util\n"
         'if importlib.util.find_spec("training"):\n'
+        "    from training.durable.store import dataset\n"
         "    from training.durable.store.s3 import S3Store\n\n"
-        "    S3Store.num_threads = 1\n"
+        "    S3Store.num_threads, dataset._MORE_THREADS = 2, 1\n"
     }
 )
+MAKE = """
+import sys
+from training.cli.main import main
+from training.workloads.imagenet import packing
+packing._SHARD_BYTES = 300_000
+sys.exit(main(["data", "make", *sys.argv[1:]]))
+"""
 COUNTS = {"trajectory": 132, "imagenet": 2400, "detection": 600}
 OVERRIDES = {
     "trajectory": "baselines=false epochs=40",
@@ -56,15 +63,15 @@ class Seen:
 def upload(rig: Rig, workload: str, data: Path) -> dict[str, str]:
     """Make a workload's data and upload it with the bundle; return the run.env."""
     count = str(COUNTS[workload])
-    make = [sys.executable, "-m", "training", "data", "make", "--workload", workload]
-    subprocess.run([*make, "--count", count, "--out", str(data)], check=True)
+    make = [sys.executable, "-c", MAKE, "--workload", workload, "--count", count]
+    subprocess.run([*make, "--out", str(data)], check=True)
     s3 = rig.aws.client("s3")
     for path in (path for path in data.rglob("*") if path.is_file() and path.name[0] != "."):
         s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.relative_to(data)}")
     path = data.parent / "bundle.zip"
     with zipfile.ZipFile(path, "w") as bundle:
         for file in files_of_the_bundle():
-            bundle.write(file, file.relative_to(Path.cwd()).as_posix())
+            bundle.write(file, file.relative_to(REPOSITORY).as_posix())
         bundle.writestr("userdata/torch.py", NO_TORCH)
     rig.bundle = f"{rig.run_id}.zip"
     s3.upload_file(str(path), "assets", rig.bundle)
@@ -125,7 +132,7 @@ def test_a_restart_and_its_first_epoch_take_as_long_as_planned(
     first_files = stages[-1].first_files if stages else None
     slows = first_files is not None
     # At full speed, then on a line for which the machine's own times are short.
-    quick = follow(rig, rig.machine(variables=variables, quirks=ONE_BY_ONE), to_epochs_end=slows)
+    quick = follow(rig, rig.machine(variables=variables, quirks=TWO_AT_A_TIME), to_epochs_end=slows)
     own_epoch = quick.epoch or 1.0
     seconds = 60 + 2 * quick.first_work + 2 * own_epoch * slows
     rate = manifest.num_bytes / seconds
@@ -149,7 +156,7 @@ def test_a_restart_and_its_first_epoch_take_as_long_as_planned(
     rig.aws.faults.begin([line])
     try:
         for which in ("first", "replacement"):
-            machine = rig.machine(variables=variables, quirks=ONE_BY_ONE)
+            machine = rig.machine(variables=variables, quirks=TWO_AT_A_TIME)
             seen = follow(rig, machine, to_epochs_end=slows and which == "first")
             planned = sync.restart(constants)
             with capsys.disabled():

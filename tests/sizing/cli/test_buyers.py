@@ -226,7 +226,7 @@ QUESTIONS: list[tuple[str, str, Answer, object]] = [
             a["verdict"][1].split(" and ")[0],
             a["candidates"][1]["usd_p50"] > first(a)["usd_p50"],
         ),
-        ("next best: g5.2xlarge on Spot, $0.37 more", True),
+        ("next best: g5.4xlarge on Spot, $2.74 more", True),
     ),
     (
         "What is cheapest of what costs at most $1.10 an hour on demand? g5.xlarge is $1.006.",
