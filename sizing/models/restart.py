@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from sizing.models.constants import Constants
+from sizing.models.constants import MIB, Constants
 from sizing.models.data_path import Rate
 
+# Parts that a sync fetches at once, of the most bytes (training/durable/store): these come before
+# what is asked for.
+IN_FLIGHT_BYTES = 16 * 8 * MIB
 # Shares of an epoch that may be over when a machine takes over: any is as likely.
 ANYWHERE = tuple((place + 0.5) / 10 for place in range(10))
 
@@ -63,6 +66,7 @@ class Sync:
     num_bytes: float
     first_bytes: float
     epoch_seconds: float
+    in_flight_bytes: float = IN_FLIGHT_BYTES
     is_of_program: bool = False
 
     def seconds(self, num_bytes: float) -> float:
@@ -86,7 +90,8 @@ class Sync:
         ahead = 0.0 if self.is_of_program else constants.first_step_seconds + resume
         moved = self.bytes_by(ahead)
         there = max(0.0, moved - restored_bytes) / max(1.0, self.num_bytes)
-        missing = self.first_bytes * max(0.0, 1 - there)
+        asked = min(self.first_bytes + self.in_flight_bytes, self.num_bytes)
+        missing = asked * max(0.0, 1 - there)
         wait = max(0.0, self.seconds(moved + missing) - ahead) if missing else 0.0
         whole = self.num_bytes + (0.0 if self.is_of_program else restored_bytes)
         left = max(0.0, self.seconds(whole) - ahead - wait)

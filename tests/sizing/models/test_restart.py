@@ -25,6 +25,7 @@ def sync(**changes: object) -> Sync:
         "num_bytes": 1e9,
         "first_bytes": 1e8,
         "epoch_seconds": 400.0,
+        "in_flight_bytes": 0.0,
     }
     return Sync(**usual | changes)  # type: ignore[arg-type]
 
@@ -59,6 +60,11 @@ def test_what_the_first_step_reads_is_waited_for_once_the_trainer_has_asked() ->
     assert first.to_training == pytest.approx(10 + 4 + 50 + 95)
     assert first.seconds == pytest.approx(first.to_training + first.data_wait)
     assert f"waits for the dataset's sync {first.sync:.0f} before" in first.sentence()
+
+
+def test_what_is_on_its_way_comes_before_what_is_asked_for() -> None:
+    assert sync(in_flight_bytes=2e7).restart(START).sync == pytest.approx(0.95 * 120)
+    assert sync(in_flight_bytes=2e9).restart(START).sync == pytest.approx(950)
 
 
 def test_a_stage_that_reads_everything_waits_for_what_is_left_and_never_again() -> None:
