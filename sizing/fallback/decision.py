@@ -34,7 +34,7 @@ class Situation:
     committed_left  the same if everything after the last commit were lost now
     place           where the trainer runs
     spot_machine    the name of the live Spot machine, even if it waits while another trains
-    restart         seconds from a request for a machine to its first step
+    restart         seconds from a request for a machine to its first step, and waits for data
     save            seconds of a commit
     interval        the most work between two commits, in seconds
     until_next      the longest time to the next decision

@@ -37,7 +37,7 @@ class Forecast:
     """The plan's figures for the run, used until the trainer has measured them."""
 
     stages: Mapping[str, float]  # seconds of each, in order
-    restart_seconds: float  # from a request for a machine to its first step
+    restart_seconds: float  # from a request for a machine to its first step, and waits for data
     save_seconds: float  # a commit
     interval_seconds: float  # the most work between two commits
     # Seconds of each stage if its steps are as slow as similar runs' p90.
