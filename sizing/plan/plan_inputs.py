@@ -244,11 +244,12 @@ class PlanInputs:
 
     def first_bytes(self, stage: Footprint) -> float:
         """Return the bytes of the dataset that a stage's first step needs; all, where unknown."""
-        num, dataset, each = stage.first_files, self.request.dataset, None
-        if num is not None and dataset is not None and dataset.file_bytes:
+        num, dataset = stage.first_files, self.request.dataset
+        if num is None:
+            return self.dataset_bytes
+        if dataset is not None and dataset.file_bytes:
             return min(sum(dataset.file_bytes[:num]), self.dataset_bytes)
-        if num is not None and self.facts is not None:
-            each = self.facts.file_bytes
+        each = self.facts.file_bytes if self.facts else None
         return self.dataset_bytes if each is None else min(num * each, self.dataset_bytes)
 
     @property

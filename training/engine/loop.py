@@ -170,7 +170,8 @@ class StageLoop:
                 )
             self._read_last()
         self._advance()
-        is_arriving = self._inputs.dataset.is_arriving
+        # A dataset that is arriving is what the watchdog excuses waiting for.
+        is_arriving = self._context.supervisor.watchdog.excuse()
         time = self._pace.next(self._loader.wait_seconds, is_arriving=is_arriving)
         times = device_time, own_time
         self._unread = self._position, result, time, times, self._made.popleft()
