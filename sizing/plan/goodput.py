@@ -1,5 +1,7 @@
 """The plan's goodput: the share of a paid second that each cause takes, of contract/goodput.py."""
 
+from dataclasses import asdict
+
 from contract.goodput import CAUSES, USEFUL, WAITING
 from sizing.plan.size_plan import Plan, idle_at_notice, saving_seconds
 from sizing.spot.pattern import NOTICE_ARRIVES
@@ -17,12 +19,14 @@ def planned_goodput(plan: Plan) -> dict[str, float]:
     phases = [phase for stage in work.stages for phase in stage.phases]
     computing = sum(phase.phase.epochs * phase.waits[0][1] for phase in phases)
     evaluating = sum(stage.evaluation_seconds for stage in work.stages)
-    starts, again = spot.interruptions, plan.restart
+    starts, again = spot.interruptions, asdict(plan.restart)
+    start = {name: each + starts * again[name] for name, each in asdict(plan.first).items()}
     noticed = NOTICE_ARRIVES if plan.notice.fits else 0.0
     besides = {
-        "boot": (1 + starts) * (again.launch + again.user_data + again.first_step),
-        "sync": (1 + starts) * again.sync,
-        "restore": starts * again.resume,
+        "boot": start["launch"] + start["user_data"] + start["first_step"],
+        "sync": start["sync"],
+        "restore": start["resume"],
+        "data_wait": start["data_wait"],
         "saving": work.seconds
         / spot.interval_seconds
         * saving_seconds(plan.inputs, plan.host, plan.notice),
@@ -33,6 +37,6 @@ def planned_goodput(plan: Plan) -> dict[str, float]:
     factor = max(0.0, paid - work.seconds) / sum(besides.values())
     found = {cause: factor * seconds for cause, seconds in besides.items()}
     found |= {USEFUL: computing, "evaluation": evaluating}
-    found["data_wait"] = max(0.0, work.seconds - evaluating - computing)
+    found["data_wait"] += max(0.0, work.seconds - evaluating - computing)
     found[WAITING] = 3600 * max(0.0, spot.hours_p50 - spot.machine_hours_p50)
     return {cause: found[cause] / paid for cause in CAUSES if found.get(cause)}
