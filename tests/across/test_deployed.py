@@ -19,6 +19,7 @@ from typing import Any
 import botocore.client
 import pytest
 
+from contract.verify import RULES
 from embedded_aws import EmbeddedAws
 from embedded_aws.event_bus import EventBus
 from operate import control
@@ -184,7 +185,7 @@ def runs(
     def record(self: Any, operation: str, *arguments: Any) -> Any:
         # Not the machines' thread, nor the Guard's.
         if threading.current_thread().name.startswith(("MainThread", "get", "event-stop")):
-            called.add(action(self, operation))
+            called.add(action(self, operation, *arguments))
         return call(self, operation, *arguments)
 
     def run(*arguments: str) -> Any:
@@ -292,6 +293,10 @@ def _is_told_and_fetched(
     assert [row["machine"] for row in rows] == machines
     assert all(row["usd"] > 0 for row in rows)
     assert do("list")[0]["state"] == "finished"
+    verified = do("verify", "run-1")
+    assert {each["rule"]: each["verdict"] for each in verified} == {
+        rule: "in part" if rule == "samples-once" else "kept" for rule in RULES
+    }
     files = [Path(name) for name in do("download", "--out", "got")["files"]]
     assert Path("got/final/model/weights.txt") in files
     files[0].write_text("mine")

@@ -11,11 +11,13 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from contract.keys import EVENTS, METRICS
 from contract.lineage import Line, newest_by_step
 from contract.metrics import LineReader
+from contract.trace import RunTrace
 from training.durable.store.protocol import Store, get_each
 
 _log = logging.getLogger(__name__)
@@ -174,11 +176,12 @@ class History:
     def line_reader(store: Store) -> LineReader:
         """Return a reader of the run's metrics lines."""
 
-        def read(keys: Sequence[str]) -> Iterator[bytes | None]:
-            for found in get_each(store, keys):
-                yield found.data if found else None
+        return LineReader(lambda: store.sizes(METRICS), partial(_contents, store))
 
-        return LineReader(lambda: store.sizes(METRICS), read)
+    @staticmethod
+    def trace(store: Store) -> RunTrace:
+        """Return what the run left, for the rules that it keeps."""
+        return RunTrace.read(store.sizes, partial(_contents, store))
 
     @staticmethod
     def event(data: bytes) -> Line | None:
@@ -210,6 +213,11 @@ class History:
     def repeated_seconds(self) -> float:
         """Seconds of computing that were repeated."""
         return sum(attempt.repeated_seconds for attempt in self.attempts)
+
+
+def _contents(store: Store, keys: Sequence[str]) -> Iterator[bytes | None]:
+    for found in get_each(store, keys):
+        yield found.data if found else None
 
 
 def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
