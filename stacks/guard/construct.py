@@ -161,10 +161,11 @@ class Guard(Construct):
             may_cancel_fleet_of(stack, parameters),
         ):
             role.add_to_policy(statement)
-        budget, calls = f"{BUDGETS}{parameters.budget.name}/", ["GetObject", "GetObjectVersion"]
+        budget = f"{BUDGETS}{parameters.budget.name}/"
         if parameters.budget.name:
-            calls, objects = [*calls, "PutObject"], run_bucket.arn_for_objects(f"{budget}*")
-            role.add_to_policy(allow("KeepBudget", [f"s3:{call}" for call in calls], [objects]))
+            keep = [f"s3:{name}" for name in ("GetObject", "GetObjectVersion", "PutObject")]
+            objects = run_bucket.arn_for_objects(f"{budget}*")
+            role.add_to_policy(allow("KeepBudget", keep, [objects]))
         may_use_key_of(run_bucket, role)
         instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
         end = ["ec2:TerminateInstances"]
