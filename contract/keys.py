@@ -29,6 +29,9 @@ ARTIFACTS = "artifacts/"  # derived data; also next to runs/, where runs share i
 RUNS = "runs/"
 SPOT_HISTORY = "spot.json"  # what Spot did to them, by pool (sizing/fallback/pools.py)
 SWEEPS = "sweeps/"
+BUDGETS = "budgets/"  # what several runs have spent: <name>/<period>.json
+# The periods of budgets, and how much of a day's date names one: 2026-11-28, 2026-11, 2026.
+PERIODS = {"day": 10, "month": 7, "year": 4}
 # Next to the runs of a sweep: what they are, and the jobs that were queued for them.
 SWEEP = "sweep.json"
 SWEEP_JOBS = "jobs.json"

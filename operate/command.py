@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.aws_errors import DENIED, explain
-from contract.errors import UserError
+from contract.errors import Exit, UserError
 from contract.grammar import argument_type, parse_count
 from contract.readable import shown
 from operate import control
@@ -24,6 +25,7 @@ from operate.logs import RunLog, as_line
 from operate.runs import find_run
 from operate.status import as_text, cost_of, list_runs, read_status
 from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
+from operate.verify import verify_run
 from sizing import show_table
 from training.durable import StoreError, attended, exit_code_of
 
@@ -114,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         add = verb(name, text, partial(_controlled, name))
         add("--reason", default="", metavar="TEXT", help="why, for the run's events")
     verb("cost", "hours and dollars of each machine, and what they bought", _cost)
+    verb("verify", "its record against the rules that every run keeps", _verify)
     text = "weights, report and receipt, or a checkpoint"
     add = verb("download", text, lambda o: download(find_run(o.run), o.out, o.checkpoint))
     add("--checkpoint", help="newest, best, a step, or the start of a name")
@@ -131,6 +134,19 @@ def _controlled(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return act(sweep, options.reason)
     found: dict[str, Any] = getattr(control, name)(find_run(options.run), options.reason)
     return found
+
+
+def _verify(options: argparse.Namespace) -> None:
+    found = verify_run(find_run(options.run))
+    if options.json:
+        print(json.dumps([{**asdict(each), "verdict": each.word} for each in found], indent=1))
+    else:
+        for each in found:
+            print(f"{each.word:<8} {each.rule}: {each.promise}")
+            for why in (*each.broken, *(f"not judged: {what}" for what in each.lacks)):
+                print(shown(f"         - {why}"))
+    if any(each.broken for each in found):
+        raise SystemExit(int(Exit.FAILED))
 
 
 def _open(options: argparse.Namespace) -> dict[str, Any]:

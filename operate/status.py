@@ -94,8 +94,7 @@ def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
     holder = head.writer if head and state == "running" else None
     hourly = 0.0
     if run.stack:
-        planned = run.settings.usd_per_hour() + run.settings.storage_usd_per_hour
-        hourly = ledger.usd_per_hour or planned
+        hourly = ledger.usd_per_hour or run.settings.planned_usd_per_hour
     return {
         "run": run.id,
         "state": state,

@@ -27,6 +27,7 @@ _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
 _SPELLED = {
     "MAX_BILLED_HOURS": "{} billed hours",
     "MAX_USD": "${}",
+    "BUDGET_USD": "${} of all runs of its budget",
     "MAX_WAIT_HOURS": "{} hours without a machine",
     "HEARTBEAT_TIMEOUT_SECONDS": "{} s without a heartbeat",
     "MAX_BARREN_ATTEMPTS": "{} attempts in a row that commit nothing",

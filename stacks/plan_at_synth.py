@@ -150,6 +150,8 @@ def limits(p: StackParameters) -> str:
     """Say when the Guard ends this run, and what it buys to meet a deadline."""
     ends = [f"{p.max_hours:g} billed hours"]
     ends += [f"${p.max_usd:g}"] if p.max_usd else []
+    budget = p.budget
+    ends += [f"${budget.usd:g} a {budget.period} of {budget.name}"] if budget.name else []
     ends += [f"{p.max_wait_hours:g} hours without a machine"] if p.max_wait_hours else []
     text = f"the Guard stops the run at {' or '.join(ends)}"
     if not p.deadline_hours:

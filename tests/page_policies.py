@@ -10,12 +10,15 @@ DOCS = Path(__file__).parent.parent / "docs"
 _ACTIONS = {
     "s3:ListObjectsV2": "s3:ListBucket",
     "s3:HeadObject": "s3:GetObject",
+    "s3:ListObjectVersions": "s3:ListBucketVersions",
     "s3:DeleteObjects": "s3:DeleteObject",
 }
 
 
-def action(client: Any, operation: str) -> str:
+def action(client: Any, operation: str, request: Any = ()) -> str:
     """The action that a boto3 client's operation needs."""
+    if operation == "GetObject" and "VersionId" in request:
+        return "s3:GetObjectVersion"
     name = f"{client.meta.service_model.signing_name}:{operation}"
     return _ACTIONS.get(name, name)
 

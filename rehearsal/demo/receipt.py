@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from contract.keys import HEAD, RECEIPT
 from contract.lineage import Line
-from contract.samples import lineage_problems
 from embedded_aws import EventBus
 from rehearsal.demo.actions import RehearsedRun, SeenInterruption, steps_lost
 from rehearsal.demo.fleet import MachineLife, user_data_faults
@@ -89,13 +88,13 @@ def compare_runs(
         "samples_have_order": any(
             line["num_samples"] < line["split_samples"] for line in steps.values()
         ),
-        "lineage_problems": lineage_problems(steps) + lineage_problems(others),
+        "rules_broken": run.rules_broken(),
     }
 
 
 def inequalities(facts: Mapping[str, Any]) -> list[str]:
     """List what differs from the uninterrupted run: samples, weights, losses."""
-    found = list(facts["lineage_problems"])
+    found = list(facts["rules_broken"])
     if facts["weights_sha256"] != facts["uninterrupted_weights_sha256"]:
         found.append("the weights differ from the uninterrupted run's")
     if not facts["losses_equal"]:
@@ -247,6 +246,7 @@ def _program_facts(
         "last_metrics": ours["stages"]["program"],
         "uninterrupted_last_metrics": theirs["stages"]["program"],
         "losses": _losses(rehearsed.run.files),
+        "rules_broken": rehearsed.run.files.rules_broken(),
         "uninterrupted_losses": _losses(rehearsed.reference),
         **{name: ours[name] for name in _FILES},
         **{f"uninterrupted_{name}": theirs[name] for name in _FILES},
@@ -255,7 +255,7 @@ def _program_facts(
 
 def _program_faults(receipt: Mapping[str, Any]) -> list[str]:
     names, others = receipt["final_files"].keys(), receipt["uninterrupted_final_files"].keys()
-    faults = []
+    faults = list(receipt["rules_broken"])
     if names != others:
         faults.append(
             f"the run left {', '.join(sorted(names)) or 'nothing'} in its model folder, but the "

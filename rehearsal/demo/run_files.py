@@ -6,6 +6,7 @@ It knows the S3 layout of contract/keys.py but nothing of the training code.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 from contract.keys import EVENTS, METRICS
 from contract.lineage import Line, newest_by_step
 from contract.metrics import LineReader
+from contract.trace import RunTrace
+from contract.verify import broken_rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +28,15 @@ class BucketFiles:
 
     def names(self, prefix: str) -> Sequence[str]:
         """List the names below the run that start with the prefix, sorted."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each of these."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=f"{self.prefix}/{prefix}"
         )
-        keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
-        return sorted(key.removeprefix(f"{self.prefix}/") for key in keys)
+        found = [item for page in pages for item in page.get("Contents", [])]
+        return {item["Key"].removeprefix(f"{self.prefix}/"): item["Size"] for item in found}
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if it does not exist."""
@@ -40,6 +47,11 @@ class BucketFiles:
         content: bytes = response["Body"].read()
         return content
 
+    def rules_broken(self) -> list[str]:
+        """Return what the run's record shows as broken (contract/verify.py)."""
+        trace = RunTrace.read(self.sizes, partial(map, self.read))
+        return broken_rules(trace.with_past(self.client, self.bucket, self.prefix))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderFiles:
@@ -49,14 +61,22 @@ class FolderFiles:
 
     def names(self, prefix: str) -> Sequence[str]:
         """List the names below the run that start with the prefix, sorted."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each of these."""
         found = (path for path in self.folder.rglob("*") if path.is_file())
-        names = (path.relative_to(self.folder).as_posix() for path in found)
-        return sorted(name for name in names if name.startswith(prefix))
+        sizes = {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in found}
+        return {name: size for name, size in sizes.items() if name.startswith(prefix)}
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if it does not exist."""
         path = self.folder / name
         return path.read_bytes() if path.exists() else None
+
+    def rules_broken(self) -> list[str]:
+        """Return what the run's record shows as broken (contract/verify.py)."""
+        return broken_rules(RunTrace.read(self.sizes, partial(map, self.read)))
 
 
 Files: TypeAlias = BucketFiles | FolderFiles

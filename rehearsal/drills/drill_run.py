@@ -168,6 +168,7 @@ def judge(
     head, events = read_json(files, HEAD) or {}, read_events(files)
     is_equal = expect.ends == EQUAL
     faults = _equality(files, reference, head) if is_equal else _failure(head, events)
+    faults += () if is_equal else files.rules_broken()
     for pattern in expect.events:
         if not any(re.search(pattern, event_text(event)) for event in events):
             faults.append(f"no event matches {pattern!r}")

@@ -16,7 +16,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from contract.keys import EVENTS, GUARD, SPOT_HISTORY
+from contract.keys import BUDGETS, EVENTS, GUARD, SPOT_HISTORY
 from sizing import service_prices
 from stacks import acknowledgments as nag
 from stacks.fleet import DESCRIBE, may_cancel_fleet_of, may_modify_fleet_of, own_fleet_reasons
@@ -109,6 +109,9 @@ class Guard(Construct):
                 "MAX_USD": f"{parameters.max_usd:g}",
                 "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
                 "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
+                "BUDGET_NAME": parameters.budget.name,
+                "BUDGET_USD": f"{parameters.budget.usd:g}",
+                "BUDGET_PERIOD": parameters.budget.period,
                 "ON_DEMAND_BASE": str(parameters.on_demand_base),
                 "CALL_EVERY_SECONDS": str(every.to_seconds() + LATE_SECONDS),
                 "FORECAST": json.dumps(_forecast(plan)),
@@ -158,6 +161,11 @@ class Guard(Construct):
             may_cancel_fleet_of(stack, parameters),
         ):
             role.add_to_policy(statement)
+        budget = f"{BUDGETS}{parameters.budget.name}/"
+        if parameters.budget.name:
+            keep = [f"s3:{name}" for name in ("GetObject", "GetObjectVersion", "PutObject")]
+            objects = run_bucket.arn_for_objects(f"{budget}*")
+            role.add_to_policy(allow("KeepBudget", keep, [objects]))
         may_use_key_of(run_bucket, role)
         instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
         end = ["ec2:TerminateInstances"]
@@ -180,6 +188,9 @@ class Guard(Construct):
                 nag.objects_in(
                     self, run_bucket.bucket_name, f"{run_prefix}/{EVENTS}"
                 ): "An event's name starts with its time.",
+                nag.objects_in(
+                    self, run_bucket.bucket_name, budget
+                ): "A budget's object is named after its day, month or year.",
             },
         )
         return role

@@ -22,7 +22,8 @@ def stop(tick: Tick) -> None:
         return
     is_over = (tick.head or {}).get("state") in DONE_STATES
     # A capacity that could not be read is not a reason to spare the fleet.
-    if tick.fleet_id and tick.capacity.get(tick.fleet_id) != 0:
+    is_wanted = tick.capacity.get(tick.fleet_id or "") != 0 or (tick.is_new and not is_over)
+    if tick.fleet_id and is_wanted:
         _stop_fleet(tick, tick.fleet_id, reason, is_over=is_over)
     elif is_over and tick.is_kept:  # without its ledger, each call would report it again
         _report_stop(tick, reason, is_over=True, ways=["mail"])
@@ -37,8 +38,11 @@ def start(tick: Tick) -> None:
     if tick.capacity[fleet_id]:
         if tick.ledger.waiting:
             tick.does("launches", own.keep_launching)
-    elif tick.known("new fleet", own.is_new) and tick.does(
-        "first machine", partial(own.set_capacity, 1, on_demand)
+    # A budget that could not be read is not one with room.
+    elif (
+        tick.is_new
+        and bool(tick.settings.budget_name) == (tick.budget is not None)
+        and tick.does("first machine", partial(own.set_capacity, 1, on_demand))
     ):
         tick.done.append(("start", f"{fleet_id} is new"))
 

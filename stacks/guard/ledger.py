@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -102,6 +103,10 @@ class Ledger:
     market: dict[str, Any] = field(default_factory=dict)
     # The pools that rest, in which the fleet requests no machine.
     resting: list[str] = field(default_factory=list)
+    # Dollars by the day, in UTC, of the call that billed them: what a budget of several runs asks.
+    by_day: dict[str, float] = field(default_factory=dict)
+    # The most generous so far, for `runs verify`: dollars and hours (0: none), seconds of a tick.
+    limits: dict[str, float] = field(default_factory=dict)
 
     def observe(
         self,
@@ -115,6 +120,7 @@ class Ledger:
         `spot_prices` are those of the last day. Where one is unknown, the machine's last one
         counts, or else the on-demand list price, which Spot never exceeds.
         """
+        before, day = self.billed_usd(), datetime.fromtimestamp(now, UTC).date().isoformat()
         found = {instance.id: instance for instance in instances}
         for instance in found.values():
             if instance.id not in self.attempts:
@@ -143,6 +149,8 @@ class Ledger:
                     prices = [(when, min(most, usd + more)) for when, usd in pool]
                 attempt.bill(until, prices or [(0.0, attempt.usd_per_hour or most)])
             attempt.is_live = one is not None and one.is_live
+        if more_usd := self.billed_usd() - before:
+            self.by_day[day] = self.by_day.get(day, 0.0) + more_usd
 
     def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:
         """Note which machines have got further than ever since an earlier call.
@@ -154,6 +162,13 @@ class Ledger:
                 continue
             if done > attempt.progress.get(step, 0):
                 attempt.progress[step], attempt.advanced = done, max(attempt.advanced, now)
+
+    def note_limits(self, settings: GuardSettings) -> None:
+        """Keep the limits beside the run: its stack may be gone when somebody asks."""
+        hours, seconds = settings.max_billed_hours, settings.tick_seconds
+        for name, value in {"usd": settings.max_usd, "hours": hours, "seconds": seconds}.items():
+            known = self.limits.get(name, value)
+            self.limits[name] = max(known, value) if known and value else 0.0
 
     def note_look(self, now: float, patience_seconds: float) -> None:
         """Note that the head was read: until a first look, or one after long, none was missed."""
@@ -198,6 +213,10 @@ class Ledger:
     def billed_usd(self) -> float:
         """Return the dollars billed for these hours."""
         return sum(each.usd for each in self.attempts.values())
+
+    def billed_in(self, period: str) -> float:
+        """Return the dollars billed in a day, month or year, such as 2026-11."""
+        return sum(usd for day, usd in self.by_day.items() if day.startswith(period))
 
     def barren_attempts(self) -> dict[str, MachineAttempt]:
         """Return the attempts since the last commit and the last stop that ended by themselves."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from contract.keys import GUARD, HEAD
+from contract.keys import HEAD
+from stacks.guard.budget import period_of
 from stacks.guard.ledger import MachineAttempt
 from stacks.guard.tick import DONE_STATES, Tick
 
@@ -30,6 +31,7 @@ def reason_to_stop(tick: Tick) -> Reason | None:
         _headless(tick)
         or _over(tick)
         or _too_dear(tick)
+        or _over_budget(tick)
         or _barren(tick)
         or _silent(tick)
         or _waits(tick)
@@ -71,9 +73,7 @@ def _too_dear(tick: Tick) -> Reason | None:
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
             advice="First deploy with a larger max_hours.",
         )
-    # A run stopped at the next call keeps running until then and for a notice, perhaps two.
-    seconds = settings.call_every_seconds + 2 * settings.notice_seconds
-    ahead = ledger.usd_per_hour * seconds / 3600
+    ahead = ledger.usd_per_hour * settings.tick_seconds / 3600
     # Without the ledger, a machine's past hours would count at the price of now.
     if settings.max_usd and usd + ahead > settings.max_usd and not tick.is_blind:
         until = f", ${ahead:.2f} more until the next call could end it" if ahead else ""
@@ -82,6 +82,25 @@ def _too_dear(tick: Tick) -> Reason | None:
             advice="First deploy with a larger max_usd.",
         )
     return None
+
+
+def _over_budget(tick: Tick) -> Reason | None:
+    """Of several runs together; one that has not begun must fit in with all of its plan."""
+    settings, budget = tick.settings, tick.budget
+    if budget is None:  # the run has none, or it could not be read
+        return None
+    needs = tick.usd_ahead
+    if tick.head == {} and settings.forecast is not None:
+        needs = max(needs, settings.forecast.seconds / 3600 * settings.planned_usd_per_hour)
+    others = budget.ahead - budget.runs[settings.run_id]["ahead"]
+    if budget.usd + others + needs <= settings.budget_usd:
+        return None
+    return Reason(
+        sentence=f"the budget {settings.budget_name} is ${settings.budget_usd:g} for "
+        f"{period_of(settings, tick.now)}: ${budget.usd:.2f} are spent, other runs may spend "
+        f"${others:.2f} until their next calls, and this one needs ${needs:.2f}",
+        advice=f"Deploy with a larger budget.usd, or wait for the next {settings.budget_period}.",
+    )
 
 
 def _barren(tick: Tick) -> Reason | None:
@@ -142,9 +161,9 @@ def _waits(tick: Tick) -> Reason | None:
 
 
 def _lost(tick: Tick) -> Reason | None:
-    if not tick.is_lost:
+    if not tick.lost:
         return None
     return Reason(
-        sentence=f"{GUARD} is damaged, so what the run has spent is unknown",
-        advice="Restore an older version of it, or delete all of them to count from zero.",
+        sentence=f"{tick.lost}, so what has been spent is unknown",
+        advice="Restore an older version, or delete all of them to count from zero.",
     )

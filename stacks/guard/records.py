@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.keys import (
+    BUDGETS,
     CHECKPOINTS,
     EVENTS,
     GUARD,
@@ -20,6 +21,7 @@ from contract.keys import (
 )
 from contract.progress import read_progress
 from sizing import PoolHistory, PoolRecord
+from stacks.guard.budget import Budget
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
@@ -31,14 +33,15 @@ _EVENT_KEY = re.compile(r"\d{8}T\d{6}[.\d]*Z-(?P<id>i-\w+)-(?P<name>[\w-]+)\.jso
 _TIME = "%Y%m%dT%H%M%S"
 # Lambda's clock and S3's differ by less.
 CLOCKS_DIFFER_SECONDS = 60.0
+_K = TypeVar("_K", Ledger, Budget)  # what Guards keep, each as one object
 
 
 class LedgerBusyError(RuntimeError):
-    """Other writers changed guard.json between each of our reads and writes."""
+    """Other writers changed an object between each of our reads and writes."""
 
 
 class LedgerLostError(RuntimeError):
-    """No version of guard.json can be read, so what the run has spent is unknown."""
+    """No version of an object can be read, so what has been spent is unknown."""
 
 
 class MachineEvents(NamedTuple):
@@ -110,40 +113,53 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
     return MachineEvents(failures, {name: len(names) for name, names in steps.items()})
 
 
-def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:
-    """Return guard.json and its ETag; an empty ledger and None before the first write.
+def read_kept(settings: GuardSettings, name: str, kind: type[_K]) -> tuple[_K, str | None]:
+    """Return an object and its ETag; an empty one and None before the first write.
 
     If it was deleted or damaged, its newest readable version counts; LedgerLostError if there is
     none.
     """
-    found = _get(settings, GUARD)
+    found = _get(settings, name)
     etag = None if found is None else str(found["ETag"])
     with suppress(ValueError):
         if found is not None:
-            return Ledger.from_json(found["Body"].read()), etag
-    versions = _versions(settings, GUARD)
+            return kind.from_json(found["Body"].read()), etag
+    versions = _versions(settings, name)
     for version in versions:
-        older = _get(settings, GUARD, VersionId=version)
+        older = _get(settings, name, VersionId=version)
         with suppress(ValueError):
             if older is not None:
-                return Ledger.from_json(older["Body"].read()), etag
+                return kind.from_json(older["Body"].read()), etag
     if versions:
-        raise LedgerLostError(f"no version of {settings.run_uri}/{GUARD} can be read")
-    return Ledger(), None
+        place = f"{settings.run_bucket}/{_key(settings, name)}"
+        raise LedgerLostError(f"no version of s3://{place} can be read")
+    return kind(), None
+
+
+def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:
+    """Return guard.json and its ETag; an empty ledger and None before the first write."""
+    return read_kept(settings, GUARD, Ledger)
+
+
+def update_kept(
+    settings: GuardSettings, name: str, kind: type[_K], change: Callable[[_K], None]
+) -> _K:
+    """Change an object and return it; a writer that loses to another starts over."""
+    for _ in range(MAX_WRITE_ATTEMPTS):
+        kept, etag = read_kept(settings, name, kind)
+        before = kept.to_json()
+        change(kept)
+        after = kept.to_json()
+        if after == before or _write(settings, name, after, etag):
+            return kept
+    raise LedgerBusyError(
+        f"{name} was changed by others {MAX_WRITE_ATTEMPTS} times in a row; not written"
+    )
 
 
 def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> Ledger:
-    """Change guard.json and return it; a writer that loses to another starts over."""
-    for _ in range(MAX_WRITE_ATTEMPTS):
-        ledger, etag = read_ledger(settings)
-        before = ledger.to_json()
-        change(ledger)
-        after = ledger.to_json()
-        if after == before or _write_ledger(settings, after, etag):
-            return ledger
-    raise LedgerBusyError(
-        f"guard.json was changed by others {MAX_WRITE_ATTEMPTS} times in a row; not written"
-    )
+    """Change guard.json and return it."""
+    return update_kept(settings, GUARD, Ledger, change)
 
 
 def share_pools(settings: GuardSettings, own: PoolHistory) -> PoolHistory:
@@ -201,31 +217,39 @@ def publish(settings: GuardSettings, note: Note) -> None:
     )
 
 
+def _key(settings: GuardSettings, name: str) -> str:
+    """Return the key of a run's object, or of one that runs share."""
+    return name if name.startswith(BUDGETS) else f"{settings.run_prefix}/{name}"
+
+
 def _versions(settings: GuardSettings, name: str) -> list[str]:
     """Return the ids of an object's versions, newest first."""
-    key = f"{settings.run_prefix}/{name}"
+    key = _key(settings, name)
     found = quick_client("s3").list_object_versions(Bucket=settings.run_bucket, Prefix=key)
     return [each["VersionId"] for each in found.get("Versions", []) if each["Key"] == key]
 
 
 def _get(settings: GuardSettings, name: str, **version: str) -> Any | None:
-    call, key = quick_client("s3").get_object, f"{settings.run_prefix}/{name}"
+    call, key = quick_client("s3").get_object, _key(settings, name)
     return answer_or_none(call, "NoSuchKey", Bucket=settings.run_bucket, Key=key, **version)
 
 
-def _write_ledger(settings: GuardSettings, data: bytes, etag: str | None) -> bool:
-    """Write guard.json unless it changed since it was read; return whether it was written."""
+def _write(settings: GuardSettings, name: str, data: bytes, etag: str | None) -> bool:
+    """Write an object unless it changed since it was read; return whether it was written."""
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     try:
         quick_client("s3").put_object(
             Bucket=settings.run_bucket,
-            Key=f"{settings.run_prefix}/{GUARD}",
+            Key=_key(settings, name),
             Body=data,
             ContentType="application/json",
             **condition,
         )
-    except ClientError as error:
-        if error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
+    except (ClientError, BotoCoreError) as error:
+        answer: dict[str, Any] = getattr(error, "response", {})
+        if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (409, 412):
             return False
-        raise
+        found = _get(settings, name)  # the answer alone may be lost
+        if found is None or found["Body"].read() != data:
+            raise
     return True

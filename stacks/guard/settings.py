@@ -61,6 +61,10 @@ class GuardSettings:
     max_billed_hours: float
     max_usd: float = 0.0
     max_wait_hours: float = 0.0
+    # What this run and others of the budget's name may cost together in a day, month or year.
+    budget_name: str = ""
+    budget_usd: float = 0.0
+    budget_period: str = "month"
     heartbeat_timeout_seconds: float
     max_barren_attempts: int
     # The time that a notice leaves a machine to save before the Guard ends it.
@@ -89,6 +93,9 @@ class GuardSettings:
             max_billed_hours=float(environment["MAX_BILLED_HOURS"]),
             max_usd=float(environment["MAX_USD"]),
             max_wait_hours=float(environment["MAX_WAIT_HOURS"]),
+            budget_name=environment.get("BUDGET_NAME", ""),
+            budget_usd=float(environment.get("BUDGET_USD", 0)),
+            budget_period=environment.get("BUDGET_PERIOD", "month"),
             heartbeat_timeout_seconds=float(environment["HEARTBEAT_TIMEOUT_SECONDS"]),
             max_barren_attempts=int(environment["MAX_BARREN_ATTEMPTS"]),
             notice_seconds=float(environment["NOTICE_SECONDS"]),
@@ -102,6 +109,11 @@ class GuardSettings:
         )
 
     @property
+    def tick_seconds(self) -> float:
+        """How long a machine that the next call ends may still run: until then, and two notices."""
+        return self.call_every_seconds + 2 * self.notice_seconds
+
+    @property
     def run_id(self) -> str:
         """The last part of the run's prefix."""
         return self.run_prefix.rpartition("/")[2]
@@ -110,6 +122,12 @@ class GuardSettings:
     def run_uri(self) -> str:
         """The S3 URI of the run's objects."""
         return f"s3://{self.run_bucket}/{self.run_prefix}"
+
+    @property
+    def planned_usd_per_hour(self) -> float:
+        """Dollars an hour of a machine to come, with volumes and address."""
+        market = "on-demand" if self.on_demand_base else "spot"
+        return self.usd_per_hour(market=market) + self.storage_usd_per_hour
 
     def usd_per_hour(self, size: str = "", market: str = "spot") -> float:
         """Return the price of a size, or of the stack's own size if that is not known."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from stacks.guard import fleet, records
+from stacks.guard.budget import Budget, budget_name, period_of
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import GuardSettings
@@ -27,6 +28,7 @@ class Tick:
     now: float
     instances: list[StackInstance] | None = None  # of the stack, of any run
     fleet_id: str | None = None  # of the stack's fleet; empty if it has none
+    is_new: bool = False  # that fleet begins empty, and nobody has requested its machine yet
     capacity: dict[str, int] = field(default_factory=dict)  # by fleet; 0 if cancelled or gone
     on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
     head: dict[str, Any] | None = None
@@ -34,8 +36,9 @@ class Tick:
     is_headless: bool = False  # the run has begun, but its head is missing
     ledger: Ledger = field(default_factory=Ledger)
     is_kept: bool = True  # whether guard.json took every change of this call
-    is_lost: bool = False  # no version of guard.json can be read
+    lost: str = ""  # what says that no version of guard.json, or of the budget, can be read
     is_read: bool = True  # whether what the ledger says of earlier calls is known
+    budget: Budget | None = None  # this period's, if the run has one and it can be read
     done: list[tuple[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -46,6 +49,7 @@ class Tick:
         # Errors from damaged documents too: a Guard that raises here would guard nothing.
         except Exception as error:
             self.failed.append(f"{what}: {type(error).__name__}: {error}")
+            self.lost = str(error) if isinstance(error, records.LedgerLostError) else self.lost
             return None
 
     def does(self, what: str, call: Callable[[], None]) -> bool:
@@ -69,6 +73,9 @@ class Tick:
             # The run's instances name their fleets, too.
             wanted = [each.fleet_id for each in own if self.capacity.get(each.fleet_id)]
             self.fleet_id = wanted[0] if wanted else None
+        if self.fleet_id and self.capacity.get(self.fleet_id) == 0:
+            own_fleet = fleet.StackFleet.of(self.fleet_id)
+            self.is_new = self.known("new fleet", own_fleet.is_new) is True
         found = self.known("head", lambda: records.read_head(settings))
         if found is not None:
             self.head, self.head_written = found
@@ -77,6 +84,8 @@ class Tick:
             ran = [each.launched < self.ledger.head_seen for each in self.live()]
             saved = self.known("checkpoints", lambda: records.has_checkpoints(settings))
             self.is_headless = any(ran) or bool(saved)
+        if settings.budget_name and self.is_read:
+            self.budget = self.known("budget", self._charge)
 
     @property
     def is_blind(self) -> bool:
@@ -118,16 +127,9 @@ class Tick:
             return
         if self.is_kept:
             self.is_kept = False
-            found = self.known("guard.json", self._read_ledger)
-            self.ledger, self.is_read = found or self.ledger, found is not None
+            found = self.known("guard.json", partial(records.read_ledger, self.settings))
+            self.ledger, self.is_read = found[0] if found else self.ledger, found is not None
         change(self.ledger)
-
-    def _read_ledger(self) -> Ledger:
-        try:
-            return records.read_ledger(self.settings)[0]
-        except records.LedgerLostError:
-            self.is_lost = True
-            raise
 
     def note(self, note: Note, *, again_after: float) -> None:
         """Keep a note to send once: only one of two concurrent calls claims its key."""
@@ -157,6 +159,20 @@ class Tick:
         send = {"event": records.record_event, "mail": records.publish}[way]
         return self.does(f"{way} {note.name}", lambda: send(self.settings, note))
 
+    def _charge(self) -> Budget:
+        """Charge the budget with what the run has spent, and may spend before the next call."""
+        billed = round(self.ledger.billed_in(period_of(self.settings, self.now)), 6)
+        own, name = self.settings.run_id, budget_name(self.settings, self.now)
+        charge = partial(Budget.charge, run_id=own, billed=billed, ahead=round(self.usd_ahead, 6))
+        return records.update_kept(self.settings, name, Budget, charge)
+
+    @property
+    def usd_ahead(self) -> float:
+        """Dollars until the next call could end the run's machines, or that of a fleet to come."""
+        settings, is_wanted = self.settings, self.is_new or any(self.capacity.values())
+        hourly = self.ledger.usd_per_hour or is_wanted * settings.planned_usd_per_hour
+        return hourly * settings.tick_seconds / 3600
+
     def _look_at_fleet(self, fleet_id: str) -> None:
         if fleet_id:
             found = self.known("fleet", fleet.StackFleet.of(fleet_id).read_capacity)
@@ -174,6 +190,7 @@ class Tick:
         prices = self.known("Spot prices", lambda: fleet.spot_prices(own)) or {}
 
         def observe(ledger: Ledger) -> None:
+            ledger.note_limits(self.settings)
             if self.instances is not None:
                 # One that ends with its fleet at zero is not at fault: a group says no more of it.
                 ledger.take_back(

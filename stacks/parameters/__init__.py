@@ -33,6 +33,7 @@ CHECKS = (
     checks.check_fleet,
     checks.check_times,
     checks.check_alarms,
+    checks.check_budget,
     checks.check_kept,
     checks.check_review,
     checks.check_network,

@@ -14,6 +14,7 @@ from pathlib import Path
 from contract.aws_limits import aws_limits, least, most
 from contract.errors import UserError
 from contract.grammar import parse_interval
+from contract.keys import PERIODS
 from contract.program import WORKLOAD as PROGRAM
 from contract.run_env import DATA_PLACES
 from contract.trainer_options import check_option
@@ -330,6 +331,17 @@ def check_alarms(p: ParameterFields) -> None:
         healthy <= p.alarm.commit_seconds <= 86_400,
         f"alarm.commit_seconds is {p.alarm.commit_seconds}; use {healthy} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
+    )
+
+
+def check_budget(p: ParameterFields) -> None:
+    """Refuse half a budget, and what no key in S3 or no date could name."""
+    name, usd, period = p.budget.name, p.budget.usd, p.budget.period
+    check_match("budget.name", name or "none", _NAME, "use a letter, then letters, digits, - and _")
+    refuse_unless(
+        bool(name) == bool(usd) and period in PERIODS,
+        f"the budget is {name!r}, {usd:g} dollars a {period!r}; set budget.name and budget.usd, or "
+        f"neither, and as budget.period {', '.join(PERIODS)}",
     )
 
 

@@ -63,6 +63,15 @@ class GuardPatience:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedBudget:
+    """What several runs may cost together; without a name there is none."""
+
+    name: str = _about("runs whose stacks name the same budget share it; empty: none", "team")
+    usd: float = _about("dollars that they may cost together in a period", "300", 0)
+    period: str = _about("how long it lasts, in UTC: day, month or year", "day")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AlarmSettings:
     """When the alarms fire, and whom they reach."""
 
@@ -178,6 +187,7 @@ class ParameterFields:
     max_usd: float = _about("dollars after which it does; 0: no limit", "20")
     max_wait_hours: float = _about("hours without a machine after which it does; 0: none", "48")
     deadline_hours: float = _about("hours within which the run must end; 0: no deadline", "72")
+    budget: SharedBudget
     guard: GuardPatience
     accept: tuple[str, ...] = _about("problems of the plan to accept", "memory,notice")
     alarm: AlarmSettings

@@ -184,7 +184,7 @@ def runs(
     def record(self: Any, operation: str, *arguments: Any) -> Any:
         # Not the machines' thread, nor the Guard's.
         if threading.current_thread().name.startswith(("MainThread", "get", "event-stop")):
-            called.add(action(self, operation))
+            called.add(action(self, operation, *arguments))
         return call(self, operation, *arguments)
 
     def run(*arguments: str) -> Any:
@@ -296,6 +296,11 @@ def _is_told_and_fetched(
     ended = [row["machine"] for row in cost["machines"] if not row["is_live"]]
     assert [end["machine"] for end in cost["goodput"]["ends"]] == ended
     assert do("list")[0]["state"] == "finished"
+    verified = do("verify", "run-1")
+    assert not any(each["broken"] for each in verified)
+    # Its last machine may still be ending.
+    lacking = {each["rule"] for each in verified if each["lacks"]} - {"nothing-after-the-end"}
+    assert lacking == {"samples-once"}
     files = [Path(name) for name in do("download", "--out", "got")["files"]]
     assert Path("got/final/model/weights.txt") in files
     files[0].write_text("mine")

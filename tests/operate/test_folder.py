@@ -128,6 +128,29 @@ def test_a_run_in_a_folder_is_stopped_shown_and_listed(
     )
 
 
+def test_a_run_in_a_folder_is_verified(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(stopped)]) == 0
+    printed = capsys.readouterr().out
+    assert "kept     commits-kept: No step is lost that a commit held" in printed
+    assert "in part  one-writer: One writer at a time" in printed
+    assert "- not judged: it has not ended: it is released" in printed
+    broken = shutil.copytree(stopped, tmp_path / "broken")
+    head = Head.read(FolderStore(broken))
+    assert head is not None
+    shutil.rmtree(broken / "checkpoints" / head.checkpoints[-1].name)
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(broken), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1
+    assert [each["rule"] for each in found if each["verdict"] == "broken"] == [
+        "deleted-after-forgotten"
+    ]
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "no run found at" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("head.json", b"{"), ("config.json", b"{"), ("guard.json", b"[]"), ("guard.json", b"\xff")],

@@ -37,7 +37,7 @@ def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
     receipt = json.loads((tmp_path / "receipt.json").read_text())
     assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
     assert receipt["losses_equal"]
-    assert receipt["lineage_problems"] == []
+    assert receipt["rules_broken"] == []
     assert receipt["interruptions"] == 2
     # A fast machine comes to the end of the run in what is left of its notice.
     assert receipt["attempts"] in (2, 3)
@@ -62,7 +62,7 @@ def test_two_hosts_of_one_job_lose_one_and_equal_one_rank(
     assert process.returncode == 0, said[-3000:]
     receipt = json.loads((tmp_path / "receipt.json").read_text())
     assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
-    assert receipt["losses_equal"] and receipt["lineage_problems"] == []
+    assert receipt["losses_equal"] and receipt["rules_broken"] == []
     assert receipt["interruptions"] == 2 and "started 3 times" in receipt["job"]
     assert 0 < receipt["notice_to_commit_seconds"] < 5
     assert receipt["denied"] == [] and receipt["processes_left"] == 0
@@ -118,5 +118,5 @@ def test_a_workload_of_one_s_own_loses_two_machines_and_nothing_but_time(
     assert receipt["workload"] == "shapes:SHAPES"
     assert [item["notice"] for item in receipt["interruption_list"]] == [False, True]
     assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
-    assert receipt["losses_equal"] and receipt["lineage_problems"] == []
+    assert receipt["losses_equal"] and receipt["rules_broken"] == []
     assert processes_below(tmp_path) == []

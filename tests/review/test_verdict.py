@@ -113,6 +113,11 @@ def limited(side: Side, **variables: str) -> Side:
         ),
         ({"MAX_USD": "5"}, {"MAX_USD": "0"}, "**A limit is removed**: the Guard no longer stops"),
         ({"MAX_USD": "0"}, {"MAX_USD": "5"}, "stops the run at $5 now; there was no such limit."),
+        (
+            {},
+            {"BUDGET_USD": "300"},
+            "at $300 of all runs of its budget now; there was no such limit",
+        ),
         ({}, {"MAX_WAIT_HOURS": "0.5"}, "at 0.5 hours without a machine, no longer 24"),
         ({}, {"DEADLINE_HOURS": "8"}, "**The run gets a deadline, 8 hours after its start**: if"),
         (

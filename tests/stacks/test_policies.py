@@ -270,6 +270,27 @@ def test_the_guard_may_do_what_it_does_and_nothing_else(resources: dict[str, Any
     ]
 
 
+def test_the_guard_keeps_its_own_budget_and_no_other(
+    resources: dict[str, Any], synthesize: Callable[..., dict[str, Any]]
+) -> None:
+    shared = {"budget.name": "team", "budget.usd": "300"}
+    there = synthesize(**shared)["TrainingStack"]["Resources"]
+
+    def given(found: dict[str, Any]) -> set[tuple[str, str]]:
+        return {
+            (action, _spelled(resource))
+            for role, s in _statements(found)
+            if role == "GuardRole"
+            for action in _listed(s["Action"])
+            for resource in _listed(s["Resource"])
+        }
+
+    assert given({**resources, **there}) - given(resources) == {
+        (f"s3:{name}", "<RunBucket>/budgets/team/*")
+        for name in ("GetObject", "GetObjectVersion", "PutObject")
+    }
+
+
 def test_no_instance_may_write_what_the_guard_counts(resources: dict[str, Any]) -> None:
     denied = [(role, s) for role, s in _statements(resources) if s["Effect"] == "Deny"]
     ((role, statement),) = denied

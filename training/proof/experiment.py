@@ -25,7 +25,7 @@ from contract.errors import UserError
 from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
 from contract.lineage import Line, generation_of, newest_by_step
 from contract.program import LOSSES
-from contract.samples import lineage_problems
+from contract.verify import broken_rules
 from training import Workload
 from training.durable import Head, History, LocalDataset, Store, Weights, open_store
 from training.proof.attempt import AttemptRequest, fork, spawn
@@ -43,13 +43,15 @@ class RunOutcome:
     num_steps_gained: int  # steps after a notice that were not repeated
     passed_over: tuple[str, ...]
     tensors: Mapping[str, Tensor]
+    rules_broken: Sequence[str] = ()
 
 
 def read_outcome(store: Store, scratch: Path) -> RunOutcome:
     """Read a finished run from its store."""
     head = Head.read(store)
     assert head is not None
-    lines = list(History.line_reader(store).new())
+    trace = History.trace(store)
+    lines = trace.lines
     scratch.mkdir(parents=True, exist_ok=True)
     tensors = {}
     if store.sizes(FINAL.partition("/")[0] + "/").get(FINAL):
@@ -71,6 +73,7 @@ def read_outcome(store: Store, scratch: Path) -> RunOutcome:
             for entry in line["passed_over"]
         ),
         tensors=tensors,
+        rules_broken=broken_rules(trace),
     )
 
 
@@ -79,7 +82,7 @@ def differences(ours: RunOutcome, reference: RunOutcome) -> list[str]:
     found = [
         *_first_step(ours, reference),
         *_first_evaluation(ours, reference),
-        *lineage_problems(ours.steps),
+        *ours.rules_broken,
     ]
     for name in sorted(ours.tensors.keys() | reference.tensors.keys()):
         if name not in ours.tensors or name not in reference.tensors:
@@ -118,7 +121,7 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
     return broken
 
 
-def _num_gained(lines: list[dict[str, Any]], steps: Mapping[int, Mapping[str, Any]]) -> int:
+def _num_gained(lines: Sequence[Line], steps: Mapping[int, Mapping[str, Any]]) -> int:
     """Number of steps made after the boundary where their generation noticed its notice."""
     noticed = {line["generation"]: line["step"] for line in lines if line["kind"] == "notice"}
     return sum(step > noticed.get(line["generation"], step) for step, line in steps.items())

@@ -34,7 +34,7 @@ GOOD: dict[str, Any] = {
     "uninterrupted_numerics_key": {"threads": 1, "stages": {"head": {"precision": "float32"}}},
     "losses_equal": True,
     "samples_have_order": True,
-    "lineage_problems": [],
+    "rules_broken": [],
     "fleet_target_capacity": 0,
     "instances_running": 0,
     "processes_left": 0,
@@ -70,7 +70,7 @@ def test_a_good_receipt_has_no_fault() -> None:
             {"guard_errors": ["TimeoutError: boom"]},
             "the Guard failed on 1 events, each of them tried 3 times: TimeoutError: boom",
         ),
-        ({"lineage_problems": ["a sample twice"]}, "a sample twice"),
+        ({"rules_broken": ["a sample twice"]}, "a sample twice"),
     ],
 )
 def test_fails_a_receipt_with_a_broken_promise(change: dict[str, Any], fault: str) -> None:

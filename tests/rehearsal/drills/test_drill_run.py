@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from contract.trace import RunTrace
+from contract.verify import broken_rules
 from embedded_aws import EmbeddedAws
 from embedded_aws.event_bus import EventBus
 from embedded_aws.faults import Fault
@@ -135,6 +137,12 @@ class Written:
         text = self.files.get(name)
         return None if text is None else text.encode()
 
+    def rules_broken(self) -> list[str]:
+        def sizes(prefix: str) -> dict[str, int]:
+            return {name: len(self.files[name]) for name in self.names(prefix)}
+
+        return broken_rules(RunTrace.read(sizes, lambda names: map(self.read, names)))
+
 
 def finished(weights: str = "aa") -> Written:
     return Written(
@@ -226,6 +234,19 @@ def test_fails_a_run_that_stopped_without_a_word() -> None:
     silent = {"name": "boot-fetch", "status": "ok", "message": "bundle fetched"}
     (fault,) = faults_of(failed(silent), FAILURE)
     assert fault == "no event says that anything failed, or why"
+
+
+@pytest.mark.parametrize("expect", [EQUAL, FAILURE])
+def test_fails_a_run_whose_record_breaks_a_rule(expect: Expectation) -> None:
+    named = {"name": "00000003-g0001-a", "step": 3, "files": [{"name": "state.json", "bytes": 2}]}
+    state = "finished" if expect is EQUAL else "running"
+    head = {"state": state, "generation": 1, "checkpoints": [named]}
+    written = finished() if expect is EQUAL else failed(TO_ZERO)
+    found = faults_of(Written({**written.files, "head.json": json.dumps(head)}), expect)
+    assert found == [
+        "deleted-after-forgotten: the head names 2 bytes of "
+        "checkpoints/00000003-g0001-a/state.json, and 0 are there"
+    ]
 
 
 def test_fails_a_run_that_should_not_have_finished_and_an_event_that_is_missing() -> None:

@@ -306,7 +306,7 @@ def test_fails_when_others_always_write_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.tick()
-    monkeypatch.setattr(records, "read_ledger", lambda settings: (Ledger(), '"of another"'))
+    monkeypatch.setattr(records, "read_kept", lambda *_: (Ledger(), '"of another"'))
     with pytest.raises(GuardError, match=r"guard.json was changed by others 5 times in a row"):
         scene.tick(hours_later=0.1)
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from contract.keys import EVENTS
 from stacks.guard import duties, fleet, handler, reasons, records
+from stacks.guard.budget import Budget
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import GuardSettings, quick_client
 from stacks.guard.tick import Tick
@@ -26,6 +27,7 @@ from tests.stacks.guard.model import (
     GuardMachine,
     RunMachine,
 )
+from tests.stacks.guard.shared_budget import EightGuards
 from tests.stacks.guard.world import HOUR
 
 look, read_head, progress_of = Tick.look, records.read_head, records.progress_of
@@ -132,6 +134,17 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     ),
 }  # fmt: skip
 # Of calls that only one kind of fleet has.
+FAULTS_OF_BUDGETS: Mapping[str, tuple[Any, Callable[[], Any]]] = {
+    "a budget that no one judges": (EightGuards, _plant(reasons, "_over_budget", _nothing)),
+    "a run that counts itself alone": (
+        EightGuards,
+        _plant(Budget, "usd", property(lambda own: max(run["usd"] for run in own.runs.values()))),
+    ),
+    "what was billed left out": (
+        EightGuards,
+        _plant(Ledger, "billed_in", lambda own, period: 0.0),
+    ),
+}
 FAULTS_OF_GROUPS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     **{name: (WITH_GROUPS[machine], plant) for name, (machine, plant) in FAULTS.items()},
     "no second way to stop": (GroupsGuardMachine, _plant(fleet.ScalingGroups, "cancel", _refuse)),
@@ -159,7 +172,11 @@ FAULTS_OF_GROUPS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     ("name", "faults"),
     [
         pytest.param(name, faults, id=f"{name}, {kind}")
-        for kind, faults in (("Spot fleet", FAULTS), ("groups", FAULTS_OF_GROUPS))
+        for kind, faults in (
+            ("Spot fleet", FAULTS),
+            ("groups", FAULTS_OF_GROUPS),
+            ("a budget", FAULTS_OF_BUDGETS),
+        )
         for name in faults
     ],
 )

@@ -70,7 +70,7 @@ def test_a_lost_ledger_stops_the_run(scene: Scene) -> None:
         scene.tick()
     assert scene.capacity() == 0
     (mail,) = scene.mails()
-    assert "what the run has spent is unknown" in mail
+    assert "what has been spent is unknown" in mail
     assert "Restore an older version" in mail
 
 

@@ -101,6 +101,7 @@ class World:
     """One stack with its fleet; `advance` lets machines live, `client` answers the Guard."""
 
     now: float = 1_700_000_000.0
+    prefix: str = PREFIX
     kind: Literal["spot", "asg"] = "spot"
     target: int = 1
     on_demand: int = 0
@@ -260,7 +261,7 @@ class World:
 
     @property
     def has_checkpoints(self) -> bool:
-        return any("/checkpoints/" in key for key in self.objects)
+        return any(key.startswith(f"{self.prefix}checkpoints/") for key in self.objects)
 
     def delete_head(self) -> None:
         """Whoever held the lease has lost it."""
@@ -305,7 +306,7 @@ class World:
             habit = "works"
         fleet, tag = FLEETS[self.kind]
         fleet += ".on-demand" if self.kind == "asg" and market == "on-demand" else ""
-        tags = {"Stack": "TrainingStack", "RunId": "run-1", tag: fleet}
+        tags = {"Stack": "TrainingStack", "RunId": self.prefix.split("/")[1], tag: fleet}
         machine = Machine(
             id=f"i-{len(self.machines):017x}",
             market=market,
@@ -327,10 +328,10 @@ class World:
     # -- S3
 
     def put(self, name: str, data: bytes | None) -> None:
-        self.objects.setdefault(PREFIX + name, []).append((self.now, data))
+        self.objects.setdefault(self.prefix + name, []).append((self.now, data))
 
     def get(self, name: str) -> bytes | None:
-        versions = self.objects.get(PREFIX + name)
+        versions = self.objects.get(self.prefix + name)
         return versions[-1][1] if versions else None
 
     # -- what the Guard sees

@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeAlias
 
 from contract.goodput import USEFUL, useful_seconds
 from contract.keys import EVENTS, METRICS
 from contract.lineage import Line, newest_by_step
 from contract.metrics import LineReader
+from contract.trace import RunTrace
 from training.durable.store.protocol import Store, get_each
 
 _log = logging.getLogger(__name__)
@@ -189,11 +191,12 @@ class History:
     def line_reader(store: Store) -> LineReader:
         """Return a reader of the run's metrics lines."""
 
-        def read(keys: Sequence[str]) -> Iterator[bytes | None]:
-            for found in get_each(store, keys):
-                yield found.data if found else None
+        return LineReader(lambda: store.sizes(METRICS), partial(_contents, store))
 
-        return LineReader(lambda: store.sizes(METRICS), read)
+    @staticmethod
+    def trace(store: Store) -> RunTrace:
+        """Return what the run left, for the rules that it keeps."""
+        return RunTrace.read(store.sizes, partial(_contents, store))
 
     @staticmethod
     def event(data: bytes) -> Line | None:
@@ -232,6 +235,11 @@ class History:
                 lost = max(0.0, attempt.last_heard.timestamp() - commit["written_at"])
             found[attempt.generation] = None if lost is None else round(float(lost), 3)
         return found
+
+
+def _contents(store: Store, keys: Sequence[str]) -> Iterator[bytes | None]:
+    for found in get_each(store, keys):
+        yield found.data if found else None
 
 
 def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:

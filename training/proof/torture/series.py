@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from contract.errors import Exit, UserError
-from contract.samples import lineage_problems
 from training.durable import Head, Store
 from training.proof.attempt import EXIT_CRASHED, Saving
 from training.proof.experiment import (
@@ -337,7 +336,7 @@ class Torture:
                 f"the workload fails even without kills (exit code {result.code}): {last[0]}"
             )
         outcome = self.runs.outcome(run.name)
-        self.totals.differences += [f"{name}: {why}" for why in lineage_problems(outcome.steps)]
+        self.totals.differences += [f"{name}: {why}" for why in outcome.rules_broken]
         self.say(f"{name}: {len(outcome.steps)} steps in {result.seconds:.2f} s")
         return outcome, result.seconds
 

@@ -1,0 +1,273 @@
+"""The rules that a run's trace keeps (docs/how-it-works.md), each by its name, and what broke one.
+
+Pure: a trace comes from a store or is made in memory, by a simulation. A rule says what it lacks to
+judge - an older version wrote less, a folder keeps no past - and takes that for no promise kept.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from contract.keys import CHECKPOINT_NAME, checkpoint_prefix
+from contract.lineage import Line, newest_by_step
+from contract.notice import last_save_margin
+from contract.samples import lineage_problems
+from contract.trace import RunTrace
+
+_ENDED = ("finished", "failed")
+# What an attempt says next after a notice: one that had nothing to commit, ends.
+_ANSWERS = ("committed", "save-failed", "released", *_ENDED)
+# S3 tells whole seconds, and EC2's clock is not S3's.
+_CLOCKS_DIFFER_SECONDS = 60.0
+# From one call of the Guard to the next and for two notices, where its ledger does not say.
+_TICK_SECONDS = 900.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One rule's: what breaks it, and what there is too little of to judge more."""
+
+    rule: str
+    promise: str
+    broken: Sequence[str]
+    lacks: Sequence[str]
+
+    @property
+    def word(self) -> str:
+        """Broken, kept, or kept in part: as far as can be told."""
+        return "broken" if self.broken else "in part" if self.lacks else "kept"
+
+
+def verify(trace: RunTrace) -> list[Verdict]:
+    """Judge a trace by every rule."""
+    found = []
+    for rule, check in RULES.items():
+        lacks: list[str] = []
+        try:
+            broken = list(check(trace, lacks))
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:  # of another version
+            broken, lacks = [], [f"its record has another form ({type(error).__name__}: {error})"]
+        promise = check.__doc__ or ""
+        found.append(Verdict(rule=rule, promise=promise, broken=broken, lacks=lacks))
+    return found
+
+
+def broken_rules(trace: RunTrace) -> list[str]:
+    """Return what the trace breaks, each after its rule's name; empty for a sound run."""
+    return [f"{each.rule}: {why}" for each in verify(trace) for why in each.broken]
+
+
+def _one_writer(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """One writer at a time: each generation is one machine's, and commits only while it holds."""
+    taken = [(life[0]["generation"], "") for life in _lives(trace)]
+    for what, writers in (("take-overs", taken), ("writers of metrics", trace.writers)):
+        for generation, count in Counter(each for each, _ in writers).items():
+            if count > 1:
+                yield f"generation {generation} has {count} {what}"
+    for before, after in _pairs(trace, lacks):
+        own = after["generation"]
+        if own == before["generation"] and after["writer"] != before["writer"]:
+            yield f"{after['writer']} wrote the head of {before['writer']}, in generation {own}"
+        for name in _names(after) - _names(before):
+            match = CHECKPOINT_NAME.fullmatch(name)
+            if match and int(match["generation"]) != own:
+                yield f"{name} was committed while generation {own} held the lease"
+
+
+def _samples(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """Each sample once per epoch: in the lineage, steps counted once, the newest winning."""
+    origin = trace.config.get("origin") or {}
+    if trace.damaged:
+        lacks.append(f"it cannot be read in full: {trace.damaged[0]}")
+    elif origin.get("epochs") or origin.get("steps"):
+        lacks.append("it extends another run, whose record has its first steps")
+    elif steps := _lineage(trace):
+        yield from lineage_problems(steps)
+    else:
+        lacks.append("no digests of samples: a program's are its own, an older version wrote none")
+
+
+def _commits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """No step is lost that a commit held: an attempt goes on from the newest valid commit."""
+    commits = [
+        (life[0]["generation"], event["step"])
+        for life in _lives(trace)
+        for event in life
+        if event["name"] == "committed"
+    ]
+    excused, starts_over = (
+        {*_given_up(trace)},
+        any(
+            each.get("starts_over") or (each["name"] == "reopened" and not each.get("checkpoint"))
+            for each in trace.events
+        ),
+    )
+    first = dict[int, int]()
+    for line in trace.lines:
+        if line["kind"] == "step" and "ids_sum" in line:
+            first.setdefault(line["generation"], line["step"])
+    for line in (each for each in trace.lines if each["kind"] == "resume"):
+        own, name = line["generation"], line.get("checkpoint")
+        newest = max((s for g, s in commits if g < own and s not in excused), default=0)
+        begun = _step(name) if name else 0
+        if begun < newest and (name or not starts_over):
+            yield f"generation {own} began with step {begun}; {newest} was committed before"
+        if first.get(own, inf) <= begun:
+            yield f"generation {own} repeated step {first[own]}, held by {name}"
+
+
+def _generations(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """Generations are in order: each take-over is one more, and later steps are no older one's."""
+    newest, lives = trace.head["generation"], _lives(trace)
+    last = max([line["generation"] for line in (*trace.lines, *(life[0] for life in lives))] or [0])
+    if last > newest:
+        yield f"generation {last} has written, but the head is of generation {newest}"
+    for before, after in _pairs(trace, lacks):
+        if after["generation"] - before["generation"] not in (0, 1):
+            yield f"generation {after['generation']} followed {before['generation']}"
+    for (_, before), (step, after) in pairwise(sorted(_lineage(trace).items())):
+        if after["generation"] < before["generation"]:
+            yield f"step {step} is generation {after['generation']}'s, after {before['generation']}"
+
+
+def _deletions(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """Files are deleted only after the head forgot them: what it names is there, and whole."""
+    for entry in trace.head["checkpoints"] if trace.sizes is not None else ():
+        for file in entry["files"]:
+            key = checkpoint_prefix(entry["name"]) + file["name"]
+            if (size := (trace.sizes or {}).get(key)) != file["bytes"]:
+                yield f"the head names {file['bytes']} bytes of {key}, and {size or 0} are there"
+    _pairs(trace, lacks)
+    for (_, before), (when, after) in pairwise(trace.heads):
+        for name in _names(before) - _names(after):
+            if (early := int(when) - trace.deleted.get(name, inf)) > 0:
+                yield f"{name} was deleted {early:.0f} s before the head forgot it"
+
+
+def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """A notice is answered in time: the state is committed before the machine is taken."""
+    for life in _lives(trace):
+        names, own = [event["name"] for event in life], life[0]["generation"]
+        if "notice" not in names:
+            continue
+        notice, after = life[names.index("notice")], life[names.index("notice") + 1 :]
+        left, told = notice["seconds_left"], notice.get("stored") or 0.0
+        answer = next((each for each in after if each["name"] in _ANSWERS), {})
+        took = answer.get("notice_to_commit_seconds", (answer.get("stored") or 0.0) - told)
+        heard = max([when for when, head in trace.heads if head["generation"] == own], default=told)
+        where = f"generation {own} had a notice of {left:g} s"
+        if answer.get("name") == "save-failed":
+            lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")
+        elif answer and took > max(left, 1.0):
+            yield f"{where} and {answer['name']} after {took:.1f} s"
+        elif not answer and heard - told > left - last_save_margin(left):
+            yield f"{where}, lived that long and committed nothing"
+        elif not answer:
+            lacks.append(f"{where}, and was not heard of again: perhaps taken sooner")
+
+
+def _limits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """Spending stays within the limits: to at most what one tick of the Guard costs."""
+    attempts, limits = trace.ledger.get("attempts", {}).values(), trace.ledger.get("limits")
+    if not limits:
+        lacks.append("no Guard kept its limits beside the run")
+        return
+    tick, hours = limits["seconds"] / 3600, [(a["seen"] - a["launched"]) / 3600 for a in attempts]
+    dearest = max((each["usd_per_hour"] for each in attempts), default=0.0)
+    for name, spent, more in (
+        ("usd", sum(each["usd"] for each in attempts), dearest * tick),
+        ("hours", sum(hours), tick),
+    ):
+        if 0 < limits[name] < spent - more:
+            yield f"{spent:.2f} {name} were billed, {limits[name]:g} allowed"
+
+
+def _end(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
+    """Nothing runs after the end: a run that is over stays so, and its machines end."""
+    for before, after in _pairs(trace, lacks):
+        may_reopen = before["state"] == "failed" and after["state"] in ("failed", "released")
+        if before["state"] in _ENDED and not may_reopen:
+            yield f"the head became {after['state']} after it was {before['state']}"
+    ends = [when for when, head in trace.heads if head["state"] in _ENDED]
+    attempts = trace.ledger.get("attempts", {})
+    if trace.head["state"] not in _ENDED:
+        lacks.append(f"it has not ended: it is {trace.head['state']}")
+    elif not attempts:
+        lacks.append("no Guard saw its machines")
+    patience = trace.ledger.get("limits", {}).get("seconds", _TICK_SECONDS) + _CLOCKS_DIFFER_SECONDS
+    for machine, each in attempts.items() if trace.head["state"] in _ENDED and ends else ():
+        if each["seen"] > ends[-1] + patience:
+            yield f"{machine} ran until {each['seen'] - ends[-1]:.0f} s after the end"
+        elif each["is_live"]:
+            lacks.append(f"{machine} still ran when the Guard last looked")
+
+
+# The rules by name, in the order of docs/how-it-works.md.
+RULES: Mapping[str, Callable[[RunTrace, list[str]], Iterator[str]]] = {
+    "one-writer": _one_writer,
+    "samples-once": _samples,
+    "commits-kept": _commits,
+    "generations-in-order": _generations,
+    "deleted-after-forgotten": _deletions,
+    "notices-answered": _notices,
+    "within-limits": _limits,
+    "nothing-after-the-end": _end,
+}
+
+
+def _lives(trace: RunTrace) -> list[list[Line]]:
+    """Return each attempt's events: from a take-over on, those of the same machine."""
+    now, found = dict[str, list[Line]](), []
+    for event in (each for each in trace.events if each.get("source") == "trainer"):
+        if event["name"] == "take-over":
+            now[event["instance_id"]] = []
+            found.append(now[event["instance_id"]])
+        if event["instance_id"] in now:
+            now[event["instance_id"]].append(event)
+    return found
+
+
+def _pairs(trace: RunTrace, lacks: list[str]) -> list[tuple[Line, Line]]:
+    """Return each head with the next one; note what of the past is lacking."""
+    heads = [head for _, head in trace.heads]
+    if not heads:
+        lacks.append("no past of the head is kept here, only its present")
+    elif heads[0]["generation"] > 1:
+        lacks.append(f"the head's past before generation {heads[0]['generation']} has expired")
+    return list(pairwise(heads))
+
+
+def _lineage(trace: RunTrace) -> dict[int, Line]:
+    """Return the steps that count, with their digests: those of a commit, before the run ends."""
+    steps, held = (
+        newest_by_step(trace.lines, "step"),
+        [e["step"] for e in trace.head["checkpoints"]],
+    )
+    most = inf if trace.head["state"] == "finished" else max(held, default=0)
+    if not all("ids_sum" in line for line in steps.values()):
+        return {}
+    return {step: line for step, line in steps.items() if step <= most}
+
+
+def _given_up(trace: RunTrace) -> Iterator[int]:
+    """Yield the steps of commits that were damaged, or that a person or a failed start gave up."""
+    for each in (*trace.events, *trace.lines):
+        yield from (_step(entry["name"]) for entry in each.get("passed_over") or ())
+        yield from map(_step, each.get("dropped") or ())
+        if each.get("name") == "failed-start":
+            yield _step(each["snapshot"])
+
+
+def _names(head: Line) -> set[str]:
+    return {str(entry["name"]) for entry in head["checkpoints"]}
+
+
+def _step(name: str) -> int:
+    """Return the step, or a program's number, with which a checkpoint's name begins."""
+    return int(name.partition("-")[0])

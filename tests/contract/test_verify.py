@@ -1,0 +1,316 @@
+"""A run's record is sound by every rule, and each rule finds what breaks it."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contract.keys import CHECKPOINTS
+from contract.samples import MODULUS, sum_of_all
+from contract.trace import RunTrace
+from contract.verify import RULES, broken_rules, verify
+
+BATCH, SAMPLES = 4, 12
+FIRST, SECOND, LAST = (
+    f"{step:08d}-g{generation:04d}-{generation:016x}"
+    for step, generation in ((3, 1), (5, 2), (6, 3))
+)
+# The store's time of a machine's time.
+STORED = 1_000_000.0
+
+
+def step(number: int, generation: int) -> dict[str, Any]:
+    first = (number - 1) * BATCH % SAMPLES
+    ids = (sum_of_all(first + BATCH) - sum_of_all(first)) % MODULUS
+    where = {"kind": "step", "stage": "head", "epoch": (number - 1) * BATCH // SAMPLES}
+    counts = {"num_samples": BATCH, "split_samples": SAMPLES, "ids_sum": f"{ids:016x}"}
+    return {**where, **counts, "step": number, "generation": generation}
+
+
+def resume(generation: int, checkpoint: str | None) -> dict[str, Any]:
+    number = int(checkpoint[:8]) if checkpoint else 0
+    line = {"kind": "resume", "generation": generation, "step": number, "checkpoint": checkpoint}
+    return {**line, "passed_over": []}
+
+
+def event(seconds: float, machine: str, name: str, **fields: Any) -> dict[str, Any]:
+    who = {"instance_id": machine, "name": name, "source": "trainer", "stored": STORED + seconds}
+    return {"time": f"2026-11-28T00:{seconds // 60:02.0f}:{seconds % 60:06.3f}Z", **who, **fields}
+
+
+def head(generation: int, *names: str, state: str = "running") -> dict[str, Any]:
+    files = [{"name": "state.json", "bytes": 2}]
+    checkpoints = [{"name": n, "step": int(n[:8]), "files": files} for n in names]
+    writer = {"writer": f"i-{generation}", "generation": generation}
+    return {**writer, "state": state, "checkpoints": checkpoints}
+
+
+def sound() -> RunTrace:
+    """Three machines: one killed, one with a notice, one that finishes."""
+    heads = [
+        (0, head(1)),
+        (60, head(1, FIRST)),
+        (120, head(2, FIRST)),
+        (150, head(2, FIRST, SECOND, state="released")),
+        (200, head(3, FIRST, SECOND)),
+        (230, head(3, SECOND, LAST)),
+        (240, head(3, SECOND, LAST, state="finished")),
+    ]
+    attempt = {"usd": 0.1, "usd_per_hour": 0.5, "is_live": False}
+    spans = {"i-1": (-60, 100), "i-2": (60, 155), "i-3": (160, 300)}
+    return RunTrace(
+        config={"workload": "trajectory", "origin": None},
+        head=heads[-1][1],
+        heads=[(STORED + when, one) for when, one in heads],
+        deleted={FIRST: STORED + 235},
+        sizes={f"{CHECKPOINTS}{name}/state.json": 2 for name in (SECOND, LAST)},
+        writers=frozenset((number, f"{number:04d}-a") for number in (1, 2, 3)),
+        lines=[
+            *(resume(1, None), *(step(number, 1) for number in (1, 2, 3, 4))),
+            *(resume(2, FIRST), step(4, 2), step(5, 2)),
+            *(resume(3, SECOND), step(6, 3)),
+        ],
+        events=[
+            event(0, "i-1", "take-over", generation=1),
+            event(60, "i-1", "committed", step=3),
+            event(120, "i-2", "take-over", generation=2),
+            event(149, "i-2", "notice", seconds_left=5.0, cause="notice"),
+            event(150, "i-2", "committed", step=5, notice_to_commit_seconds=0.9),
+            event(151, "i-2", "released", generation=2),
+            event(200, "i-3", "take-over", generation=3),
+            event(230, "i-3", "committed", step=6),
+            event(239, "i-3", "finished", step=6),
+        ],
+        ledger={
+            "attempts": {
+                machine: {**attempt, "launched": STORED + begin, "seen": STORED + end}
+                for machine, (begin, end) in spans.items()
+            },
+            "limits": {"usd": 20.0, "hours": 72.0, "seconds": 900.0},
+        },
+    )
+
+
+def test_a_sound_run_breaks_no_rule_and_lacks_nothing() -> None:
+    assert [(each.rule, each.word) for each in verify(sound())] == [
+        (rule, "kept") for rule in RULES
+    ]
+
+
+def test_each_rule_says_its_promise() -> None:
+    assert all(each.promise.endswith(".") for each in verify(sound()))
+
+
+def _lines(trace: RunTrace, change: Callable[[list[dict[str, Any]]], Any]) -> RunTrace:
+    lines = deepcopy([dict(line) for line in trace.lines])
+    change(lines)
+    return replace(trace, lines=lines)
+
+
+def _events(trace: RunTrace, name: str, *, drop: bool = False, **fields: Any) -> RunTrace:
+    """Change, or drop, the second machine's event of this name."""
+    events = []
+    for each in trace.events:
+        is_it = each["name"] == name and each["instance_id"] == "i-2"
+        events += [] if is_it and drop else [{**each, **fields} if is_it else each]
+    return replace(trace, events=events)
+
+
+def _heads(trace: RunTrace, index: int, when: float, changed: dict[str, Any]) -> RunTrace:
+    heads = list(trace.heads)
+    heads.insert(index, (STORED + when, changed))
+    return replace(trace, heads=heads)
+
+
+def _attempt(trace: RunTrace, **fields: float) -> RunTrace:
+    ledger: Any = deepcopy(trace.ledger)
+    ledger["attempts"]["i-3"] |= fields
+    return replace(trace, ledger=ledger)
+
+
+def _silent(trace: RunTrace) -> RunTrace:
+    """A machine that heartbeats through its notice, and never commits."""
+    for name in ("committed", "released"):
+        trace = _events(trace, name, drop=True)
+    trace = _lines(trace, lambda lines: lines.insert(-2, {**resume(3, FIRST)}))
+    return _heads(trace, 4, 154, head(2, FIRST, SECOND))
+
+
+STALE = f"{4:08d}-g0001-{9:016x}"
+VIOLATIONS: dict[str, tuple[str, str, Callable[[RunTrace], RunTrace]]] = {
+    "two writers": (
+        "one-writer",
+        "generation 2 has 2 writers of metrics",
+        lambda t: replace(t, writers=t.writers | {(2, "0002-b")}),
+    ),
+    "two take-overs": (
+        "one-writer",
+        "generation 2 has 2 take-overs",
+        lambda t: replace(t, events=[*t.events, event(121, "i-9", "take-over", generation=2)]),
+    ),
+    "a stale commit": (
+        "one-writer",
+        f"{STALE} was committed while generation 2 held the lease",
+        lambda t: _heads(t, 3, 130, head(2, FIRST, STALE)),
+    ),
+    "a foreign head": (
+        "one-writer",
+        "i-7 wrote the head of i-2, in generation 2",
+        lambda t: _heads(t, 3, 130, {**head(2, FIRST), "writer": "i-7"}),
+    ),
+    "a sample twice": (
+        "samples-once",
+        "stage 'head', epoch 1: 12 samples of 12: some were seen more than once, others never",
+        lambda t: _lines(t, lambda lines: lines[-1].update(ids_sum=step(5, 3)["ids_sum"])),
+    ),
+    "a step missing": (
+        "samples-once",
+        "steps are missing from the lineage: [5]",
+        lambda t: _lines(t, lambda lines: lines.pop(-3)),
+    ),
+    "a commit lost": (
+        "commits-kept",
+        "generation 3 began with step 3; 5 was committed before",
+        lambda t: _lines(t, lambda lines: lines[-2].update(checkpoint=FIRST, step=3)),
+    ),
+    "a held step repeated": (
+        "commits-kept",
+        f"generation 2 repeated step 3, held by {FIRST}",
+        lambda t: _lines(t, lambda lines: lines.insert(6, step(3, 2))),
+    ),
+    "a later generation": (
+        "generations-in-order",
+        "generation 4 has written, but the head is of generation 3",
+        lambda t: _lines(t, lambda lines: lines.append({"kind": "start", "generation": 4})),
+    ),
+    "a generation left out": (
+        "generations-in-order",
+        "generation 3 followed 1",
+        lambda t: replace(t, heads=[one for one in t.heads if one[1]["generation"] != 2]),
+    ),
+    "an older step": (
+        "generations-in-order",
+        "step 6 is generation 1's, after 2",
+        lambda t: _lines(t, lambda lines: lines[-1].update(generation=1)),
+    ),
+    "a named file gone": (
+        "deleted-after-forgotten",
+        f"the head names 2 bytes of {CHECKPOINTS}{LAST}/state.json, and 0 are there",
+        lambda t: replace(t, sizes={k: v for k, v in (t.sizes or {}).items() if LAST not in k}),
+    ),
+    "deleted too early": (
+        "deleted-after-forgotten",
+        f"{FIRST} was deleted 30 s before the head forgot it",
+        lambda t: replace(t, deleted={FIRST: STORED + 200}),
+    ),
+    "a late answer": (
+        "notices-answered",
+        "generation 2 had a notice of 5 s and committed after 7.0 s",
+        lambda t: _events(t, "committed", notice_to_commit_seconds=7.0),
+    ),
+    "no answer": (
+        "notices-answered",
+        "generation 2 had a notice of 5 s, lived that long and committed nothing",
+        _silent,
+    ),
+    "too many dollars": (
+        "within-limits",
+        "20.70 usd were billed, 20 allowed",
+        lambda t: _attempt(t, usd=20.5),
+    ),
+    "too many hours": (
+        "within-limits",
+        "73.07 hours were billed, 72 allowed",
+        lambda t: _attempt(t, launched=STORED + 300 - 73 * 3600),
+    ),
+    "a head after the end": (
+        "nothing-after-the-end",
+        "the head became running after it was finished",
+        lambda t: _heads(t, 7, 250, head(4, SECOND, LAST)),
+    ),
+    "a machine after the end": (
+        "nothing-after-the-end",
+        "i-3 ran until 3600 s after the end",
+        lambda t: _attempt(t, seen=STORED + 240 + 3600),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_finds_a_planted_violation(name: str) -> None:
+    rule, why, plant = VIOLATIONS[name]
+    assert f"{rule}: {why}" in broken_rules(plant(sound()))
+
+
+def test_plants_a_violation_of_every_rule() -> None:
+    assert {rule for rule, *_ in VIOLATIONS.values()} == RULES.keys()
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [
+        lambda t: _lines(
+            t, lambda lines: lines[-2].update(passed_over=[{"name": SECOND, "why": "damaged"}])
+        ),
+        lambda t: replace(
+            t, events=[*t.events, event(190, "me", "reopened", dropped=[SECOND], checkpoint=FIRST)]
+        ),
+    ],
+)
+def test_a_commit_that_was_given_up_holds_no_step(excuse: Callable[[RunTrace], RunTrace]) -> None:
+    lost = _lines(sound(), lambda lines: lines[-2].update(checkpoint=FIRST, step=3))
+    assert not [why for why in broken_rules(excuse(lost)) if "commits-kept" in why]
+
+
+@pytest.mark.parametrize(
+    ("older", "rule", "lacks"),
+    [
+        (
+            lambda t: replace(t, heads=()),
+            "one-writer",
+            "no past of the head is kept here, only its present",
+        ),
+        (
+            lambda t: replace(t, heads=t.heads[2:]),
+            "generations-in-order",
+            "the head's past before generation 2 has expired",
+        ),
+        (
+            lambda t: _lines(t, lambda lines: [line.pop("ids_sum", 0) for line in lines]),
+            "samples-once",
+            "no digests of samples: a program's are its own, an older version wrote none",
+        ),
+        (
+            lambda t: replace(t, config={"origin": {"epochs": 9}}),
+            "samples-once",
+            "it extends another run, whose record has its first steps",
+        ),
+        (
+            lambda t: replace(t, damaged=["metrics/x: damaged"]),
+            "samples-once",
+            "it cannot be read in full: metrics/x: damaged",
+        ),
+        (
+            lambda t: replace(t, ledger={}),
+            "within-limits",
+            "no Guard kept its limits beside the run",
+        ),
+        (
+            lambda t: replace(t, head={**t.head, "state": "released"}),
+            "nothing-after-the-end",
+            "it has not ended: it is released",
+        ),
+        (
+            lambda t: _events(_events(t, "committed", drop=True), "released", drop=True),
+            "notices-answered",
+            "generation 2 had a notice of 5 s, and was not heard of again: perhaps taken sooner",
+        ),
+    ],
+)
+def test_a_rule_says_what_it_lacks(
+    older: Callable[[RunTrace], RunTrace], rule: str, lacks: str
+) -> None:
+    (found,) = [each for each in verify(older(sound())) if each.rule == rule]
+    assert (found.word, list(found.lacks)) == ("in part", [lacks])
