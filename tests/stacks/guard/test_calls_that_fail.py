@@ -160,7 +160,8 @@ def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(
     assert f"({code})" in mail
     # A cancelled fleet cannot be raised again.
     assert "runs resume" not in mail
-    assert ("cdk destroy TrainingStack" in mail) == (hours > 1)
+    assert ("ends it and keeps the buckets: npx cdk destroy TrainingStack" in mail) == (hours < 1)
+    assert ("stays cancelled: npx cdk destroy TrainingStack" in mail) == (hours > 1)
     assert (event["name"], event["message"]) == ("to-zero", reason)
     assert code in event["refused"][0]
 
