@@ -297,7 +297,7 @@ class ProgramWatch:
             )
             raise InterruptedRunError(notice.cause)
         if exit_code != 0:
-            return self._failed(exit_code, list(self._log.tail), unsaved)
+            return self._failed(exit_code, self._log.tail, unsaved)
         return self._result(*self._upload_final(), exit_code)
 
     def _failed(self, exit_code: int, tail: Sequence[str], unsaved: float) -> RunResult:
