@@ -323,7 +323,7 @@ class ProgramWatch:
         reason = failure_reason(container, exit_code, tail)
         if not (self._progress.has_steps and self._progress.step > self._restored[1]):
             place = blamed_place(tail, self._files, container)
-            reason += self._mirror.count_failure(place)
+            reason += self._mirror.count_failure(place, silent_end(tail, exit_code))
         run.events.emit(
             "program-failed",
             "failed",
