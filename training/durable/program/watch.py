@@ -22,7 +22,7 @@ from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import ProgramOptions
 from training.durable.program.elsewhere import Elsewhere
 from training.durable.program.event_file import MetricRow
-from training.durable.program.failure import blamed_place, failure_reason
+from training.durable.program.failure import blamed_place, failure_reason, silent_end
 from training.durable.program.log import ProgramLog
 from training.durable.program.metrics import MetricReader
 from training.durable.program.process import LeftProcesses, ProgramProcess, SharedMemory

@@ -35,6 +35,8 @@ _NUMBER = re.compile(r"[0-9]+")
 _TAIL_BYTES = 4096
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _HEAD_BYTES = 512
+# A name under which a file has rested for so long is none that lasts only while it is written.
+_RESTED_NS = 1_000_000_000
 # How SQLite's and LMDB's files begin, and what SQLite's have beside them.
 _DATABASES = ((0, b"SQLite format 3\0"), (16, b"\xde\xc0\xef\xbe"))
 _BESIDE = re.compile(r"-(wal|shm|journal)$")
@@ -230,9 +232,9 @@ def _is_rewritten(old: FileState, new: FileState) -> bool:
 class Replacing:
     """Which files a program replaces as a whole: such a file vouches for itself, and no other.
 
-    What is not known to be replaced counts as written in place. What is renamed as soon as it is
-    written had a temporary name, under which half of it harms nobody. A database is whole at any
-    time, too, with the files beside it: that is its promise for a crash.
+    What is not known to be replaced counts as written in place. What is renamed or deleted as soon
+    as it is written had a temporary name, under which half of it harms nobody. A database is whole
+    at any time, too, with the files beside it: that is its promise for a crash.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -244,15 +246,15 @@ class Replacing:
 
     def look(self, before: Listing, now: Listing) -> None:
         """Compare two looks at the folder."""
-        names = {file.file: path for path, file in before.files.items()}
+        gone = {*map(plain, before.files)} - {*map(plain, now.files)}
+        self._temporary |= gone - self._rested
+        names = {file.file: plain(path) for path, file in before.files.items()}
         for path, new in now.files.items():
-            old, was, name = before.files.get(path), names.get(new.file, path), plain(path)
-            if old is not None and old.file != new.file:
+            old, name = before.files.get(path), plain(path)
+            was_renamed = old is None and names.get(new.file) in self._temporary
+            if was_renamed or (old is not None and old.file != new.file):
                 self._whole.add(name)
-            elif was != path and was not in now.files and plain(was) not in self._rested:
-                self._temporary.add(plain(was))
-                self._whole.add(name)
-            elif old == new:
+            elif old == new and now.began_ns - new.ctime_ns > _RESTED_NS:
                 self._rested.add(name)
             elif old is not None and (old.bytes, old.mtime_ns) != (new.bytes, new.mtime_ns):
                 self._see_in_place(path)

@@ -50,7 +50,7 @@ _PAUSE_SHARE = 0.2
 # after how many quiet times without a snapshot any pause does.
 _GAP_SHARE, _ANY_PAUSE_TIMES = 0.75, 3
 # The share of the time in which a program may stand still for copies that are longer than this.
-_COPYING_SHARE, _COPY_SECONDS = 0.05, 1.0
+_COPYING_SHARE, _COPY_SECONDS = 0.1, 1.0
 # How long a program may go without such a moment before it is stopped at any: in quiet times, but
 # at most so many seconds, and fewer after a notice.
 _RESTLESS_TIMES, _RESTLESS_SECONDS, _HASTY_PAUSE_SECONDS = 12, 120.0, 7.5

@@ -109,14 +109,20 @@ def test_a_part_of_a_save_is_known_from_all_of_it(tmp_path: Path) -> None:
         pytest.param([">s", ">t", "t>s", "+s"], ["s"], id="written into as well"),
         pytest.param([">t", "+t", "t>s", ">t", "+t"], [], id="half of what is renamed"),
         pytest.param([">s", "", "s>old", ">s", "+s"], ["old", "s"], id="renamed to keep it"),
-        pytest.param([">s", "-s", ">s", "+s"], ["s"], id="deleted and written anew"),
+        pytest.param([">s", "", "-s", ">s", "+s"], ["s"], id="deleted and written anew"),
         pytest.param([">s", ">t", "t>s", "s=s1"], [], id="a second name of a replaced one"),
+        pytest.param([">s", ">u", "u>s", ">t", "-t", ">t", "+t"], [], id="gone at the next look"),
+        pytest.param([">c1", ">c2", "-c1", ">c3"], ["c2", "c3"], id="the next of a kind"),
         pytest.param([">t1", "+t1", "t1>s1", ">t2", "+t2"], [], id="numbered"),
     ],
 )
 def test_a_replaced_file_vouches_for_itself_and_no_other(
-    tmp_path: Path, acts: Sequence[str], in_place: Sequence[str]
+    tmp_path: Path,
+    acts: Sequence[str],
+    in_place: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("training.durable.save.snapshots.quiet._RESTED_NS", 1_000_000)
     found, before = Replacing(tmp_path), list_folder(tmp_path)
     for act in acts:
         name, sign, other = re.fullmatch(r"(\w*)([>+=-]?)(\w*)", act).groups()  # type: ignore[union-attr]
