@@ -141,6 +141,7 @@ class Mirror:
             self._restored = found.entry
             self._watcher.says_when = filled.manifest.program_says_when
             self._watcher.growing.resume(filled.manifest.note)
+            self._watcher.rest.earlier_gap = filled.manifest.note.get("gap")
             self._doubted = listing if found.entry.is_tentative else None
             size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
             _log.info(
@@ -270,7 +271,8 @@ class Mirror:
 
     def _captured_now(self, reason: Reason, moment: Moment, *, in_place: bool = False) -> Capture:
         self._num_captures += 1
-        note = self._note()
+        gap = self._watcher.rest.usual_gap
+        note = {**self._note(), **({} if gap is None else {"gap": round(gap, 3)})}
         with stopped(self._program) if moment.is_standstill else nullcontext():
             captured = capture(
                 self._folder,

@@ -66,6 +66,7 @@ class QuietTime:
     program: int | None = None
     # For how long it stood still between two changes.
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
+    earlier_gap: float | None = None  # the usual one in an earlier life
     _seconds: float = 0.0  # at the last look
     _has_changed: bool = False
 
@@ -73,7 +74,7 @@ class QuietTime:
     def usual_gap(self) -> float | None:
         """How long it stands still between two saves; None if that is not known."""
         longest = sorted(self.gaps, reverse=True)
-        return longest[len(longest) // _FEW_GAPS] if len(longest) > 1 else None
+        return longest[len(longest) // _FEW_GAPS] if len(longest) > 1 else self.earlier_gap
 
     def look(self, listing: Listing, alive: set[int] | None = None) -> float:
         """Record the folder as it is now; return for how many seconds it has been unchanged.
@@ -313,7 +314,7 @@ class GrowingFiles:
         self._pause_seconds = pause_seconds
         self._seen: dict[str, _Growth] = {}
         # By plain name: how often such a file was saved, when it last changed, its size.
-        self._saves, self._changed, self._sizes = Counter[str](), dict[str, float](), Counter[str]()
+        self.saves, self._changed, self._sizes = Counter[str](), dict[str, float](), Counter[str]()
         # When other files were last saved, or else the program started, and the longest in between.
         self.saved_ns, self.longest_ns = time.time_ns(), 0
         self._known = frozenset[str]()  # logs of earlier lives
@@ -359,7 +360,7 @@ class GrowingFiles:
             name, seen = plain(path), self._seen.get(path)
             if seen is None or seen.state != state:
                 if now - self._changed.get(name, -math.inf) >= self._pause_seconds:
-                    self._saves[name] += 1
+                    self.saves[name] += 1
                 self._changed[name], self._sizes[name] = now, state.bytes
 
     def _is_log(self, path: str, seen: _Growth) -> bool:
@@ -369,7 +370,7 @@ class GrowingFiles:
             return False
         return seen.head is None or any(
             count - seen.others[name] >= _SAVES and self._sizes[name] > seen.state.bytes
-            for name, count in self._saves.items()
+            for name, count in self.saves.items()
         )
 
     def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
@@ -398,6 +399,6 @@ class GrowingFiles:
         if not is_kept:
             return False
         if not seen.times:
-            seen.since, seen.others = now, self._saves.copy()
+            seen.since, seen.others = now, self.saves.copy()
         seen.state, seen.tail, seen.last, seen.times = state, tail, now, seen.times + 1
         return True

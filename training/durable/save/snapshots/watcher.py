@@ -48,7 +48,7 @@ _HASTY_SECONDS = 1.0
 _PAUSE_SHARE = 0.2
 # How much of the time that usually passes between two saves shows that none is under way, and
 # after how many quiet times without a snapshot any pause does.
-_GAP_SHARE, _ANY_PAUSE_TIMES = 0.75, 3
+_GAP_SHARE, _ANY_PAUSE_TIMES = 0.6, 3
 # The share of the time in which a program may stand still for copies that are longer than this.
 _COPYING_SHARE, _COPY_SECONDS = 0.1, 1.0
 # How long a program may go without such a moment before it is stopped at any: in quiet times, but
@@ -58,6 +58,8 @@ _RESTLESS_TIMES, _RESTLESS_SECONDS, _HASTY_PAUSE_SECONDS = 12, 120.0, 7.5
 _GROWTH_BYTES_PER_SECOND = 1e6
 # In bytes: of smaller files another one may be as large by chance, and so they are counted.
 _SMALL = 4096
+# How often another one was saved that has taken the place of one that is gone.
+_SAVES = 2
 # How often a file is then rewritten that is no part of one long save.
 _REWRITES = 3
 # How often it is stopped at most, until nothing is open for writing.
@@ -93,7 +95,7 @@ class Watcher:
         self._quiet_seconds = quiet_seconds
         self._capture_now = capture
         self._refused = refused
-        self._quiet, self._rest = QuietTime(), QuietTime()  # the folder; what is saved in place
+        self._quiet, self.rest = QuietTime(), QuietTime()  # the folder; what is saved in place
         self._habit, self._replacing = SaveHabit(), Replacing(folder)
         self.growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
         self._is_tentative = False  # the last capture
@@ -105,8 +107,7 @@ class Watcher:
         # The last capture, and its thread's time: that is not a look's.
         self._copied_at, self._copy_seconds, self._copying = -math.inf, 0.0, 0.0
         self._captured_since = 0.0  # since when what it holds in place had been so
-        # Whether the folder was emptied of what it was restored with, and captured since.
-        self.was_emptied, self._has_captured = False, False
+        self.was_emptied = False  # of what it was restored with
         self._warned: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
         self._grown_at = -math.inf  # the last capture of growth
@@ -122,7 +123,7 @@ class Watcher:
 
     def follow(self, program: int | None) -> None:
         """Watch what this process writes, until it has died."""
-        self._quiet.program = self._rest.program = program
+        self._quiet.program = self.rest.program = program
 
     def stop(self, seconds: float | None = None) -> None:
         """Stop watching; wait up to `seconds` for a capture under way."""
@@ -140,7 +141,7 @@ class Watcher:
         listing = self._replacing.in_place(listing)
         if not listing.files or not (is_new or self._is_tentative):
             return
-        seconds, held = self._rest.seconds_until_now(listing), held_open(listing)
+        seconds, held = self.rest.seconds_until_now(listing), held_open(listing)
         is_open = held is not None and not self._stays_open(held)
         self._was_saving = is_open or seconds < self._sure_seconds
         self._told = listing, held
@@ -175,8 +176,8 @@ class Watcher:
             return self._moment(quiet=self._quiet.listing)
         # A save that was over is newer than the last snapshot, even if it may be one of two parts.
         in_place = self._replacing.in_place(listing)
-        seconds = self._rest.seconds_until_now(in_place)
-        held = held and self._rest.held_open
+        seconds = self.rest.seconds_until_now(in_place)
+        held = held and self.rest.held_open
         if not in_place.files or (seconds >= self._sure_seconds and held is None):
             return self._moment(is_tentative=True)
         if seconds >= self._sure_seconds:
@@ -211,7 +212,7 @@ class Watcher:
             return None
         listing = self._quiet.listing
         what = f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
-        if held := self._rest.found_open:
+        if held := self.rest.found_open:
             what = f"{held} stays open for writing"
         if (error := self.standstill_error) is not None:
             return what, f"none can be taken with the program stopped either: {error}"
@@ -241,22 +242,18 @@ class Watcher:
         quiet = self._quiet_seconds
         return max(quiet, min(_RESTLESS_TIMES * quiet, _RESTLESS_SECONDS))
 
-    @property
-    def _late_seconds(self) -> float:
-        """How long until a pause is enough to stop it, if its saves are not known."""
-        quiet = self._quiet_seconds
-        return min(_GAP_SHARE * quiet, _HASTY_PAUSE_SECONDS) if self.is_hasty else quiet
-
     def _is_between_saves(self, seconds: float) -> bool:
         """Whether what is written in place has rested for longer than in the middle of a save.
 
         That is known from the times between earlier saves. After a while any pause will do.
         """
         uncaptured = self.uncaptured_seconds / self._patience
-        gap, is_new = self._rest.usual_gap, self._rest.since > self._captured_since
+        gap, is_new = self.rest.usual_gap, self.rest.since > self._captured_since
         if gap is not None and is_new and seconds >= _GAP_SHARE * gap:
             return True
-        late = self._late_seconds * (1 if gap is None or self.is_hasty else _ANY_PAUSE_TIMES)
+        late = self._quiet_seconds * (1 if gap is None else _ANY_PAUSE_TIMES)
+        if self.is_hasty:
+            late = min(_GAP_SHARE * self._quiet_seconds, _HASTY_PAUSE_SECONDS)
         return uncaptured >= late and seconds >= self._sure_seconds
 
     def _run(self) -> None:
@@ -304,11 +301,11 @@ class Watcher:
             is_changed = self.captured is None or self.captured.difference(listing) is not None
             alive = living_below(os.getpid())
             seconds = self._quiet.look(listing, alive)
-            self._rest.look(self._replacing.in_place(listing), alive)
+            self.rest.look(self._replacing.in_place(listing), alive)
             if grown := self._grown(listing):
                 self._capture_growth(listing, grown)
             is_emptied = self._is_emptied(listing)
-            self.was_emptied |= is_emptied and not self._has_captured
+            self.was_emptied |= is_emptied and not self._captured_since
             if listing.is_empty or is_emptied or not (is_changed or self._is_tentative):
                 self._uncaptured_since = None
             else:
@@ -332,13 +329,13 @@ class Watcher:
             reason: Reason = "notice" if self.is_hasty else "quiet"
             self._captured(self._capture(reason, self._moment(quiet=listing)), is_tentative=False)
             return
-        in_place, seconds = self._rest.listing, time.monotonic() - self._rest.since
+        in_place, seconds = self.rest.listing, time.monotonic() - self.rest.since
         # This costs more than a look. In haste it is always done: a kill may follow.
         is_rest = self._is_between_saves(seconds)
-        is_closed = (is_rest or self._was_saving or self.is_hasty) and self._rest.is_closed()
-        found = self._rest.found_open
+        is_closed = (is_rest or self._was_saving or self.is_hasty) and self.rest.is_closed()
+        found = self.rest.found_open
         if seconds >= self._quiet_seconds and found != self._held[0]:
-            self._held = found, self._rest.since
+            self._held = found, self.rest.since
         is_closed = is_closed or self._stays_open(found)
         self._was_saving &= not is_closed or seconds < self._quiet_seconds
         is_pause = is_rest and is_closed and self._may_copy
@@ -385,7 +382,7 @@ class Watcher:
 
     def _captured(self, listing: Listing, *, is_tentative: bool) -> None:
         self.captured, self._is_tentative, self._uncaptured_since = listing, is_tentative, None
-        self._captured_since, self._has_captured = self._rest.since, True
+        self._captured_since = self.rest.since
         self._replacing.rewrites.clear()
 
     def _grown(self, listing: Listing) -> list[str]:
@@ -419,16 +416,20 @@ class Watcher:
     def _stays_open(self, path: str | None) -> bool:
         """Whether it was open in a quiet time before the last change, unlike files of a save."""
         held, since = self._held
-        return path is not None and path == held and since < self._quiet.since
+        return path is not None and path == held and since < self.rest.since
 
     def _is_emptied(self, listing: Listing) -> bool:
         """Whether the largest file of the last capture is gone, and no other is in its place.
 
-        A program that was ended then would find less than it had.
+        A program that was ended then would find less than it had; one that saves twice without it
+        no longer needs it.
         """
         before = self.captured.files if self.captured is not None else {}
         largest = max(before, key=lambda path: before[path].bytes, default=None)
+        names = {*map(plain, self._replacing.in_place(listing).files)}
         if largest is None or plain(largest) in map(plain, listing.files):
+            return False
+        if max((self.growing.saves[name] for name in names), default=0) >= _SAVES:
             return False
         size, sizes = before[largest].bytes, [file.bytes for file in listing.files.values()]
         return len(sizes) < len(before) if size < _SMALL else max(sizes, default=0) < size / 2
