@@ -105,11 +105,14 @@ class QuietTime:
         """Whether no file of the folder is open for writing now."""
         assert self.listing is not None
         self.held_open = held_open(self.listing)
-        alive = living_below(os.getpid())
-        has_died = bool(alive) and self.program not in (None, *alive)
-        if has_died or not self.writers <= alive:
+        if self.has_died():
             self.held_open = _NOT_LOOKED
         return self.held_open is None
+
+    def has_died(self) -> bool:
+        """Whether a process that wrote to it has died, which closes what is half written."""
+        alive = living_below(os.getpid())
+        return (bool(alive) and self.program not in (None, *alive)) or not self.writers <= alive
 
     @property
     def found_open(self) -> str | None:

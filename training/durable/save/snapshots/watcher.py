@@ -408,7 +408,8 @@ class Watcher:
         moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause, in_place=in_place)
         for _ in range(0 if pause else _STOPS):
             with suppress(ChangedError):
-                return self._capture("crash-consistent", replace(moment, is_closed=True))
+                closed = replace(moment, is_closed=True, has_died=self.rest.has_died)
+                return self._capture("crash-consistent", closed)
         if not pause and not self._is_overdue:
             raise ChangedError("it is open for writing at each stop")
         return self._capture("crash-consistent", moment)
