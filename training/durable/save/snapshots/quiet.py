@@ -241,7 +241,7 @@ class Replacing:
     at any time, too, with the files beside it: that is its promise for a crash.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Root) -> None:
         self._folder = folder
         self._databases = set[str]()
         self._whole, self._temporary = set[str](), set[str]()
