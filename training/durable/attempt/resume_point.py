@@ -52,13 +52,14 @@ def newest_valid(
     refused one of them, MachineError if this machine is the first to find them damaged.
     """
     entries = [entry for entry in lease.head.checkpoints if not entry.is_left_behind]
-    if _are_useless(entries):
+    if entries and all(map(_is_given_up, entries)):
         given_up = tuple((entry.name, _why_given_up(entry)) for entry in reversed(entries))
         about = [{"name": name, "why": why} for name, why in given_up]
         events.emit("none-valid", "failed", passed_over=about, starts_over=True)
         _log.warning(
-            "[resume] any snapshot so far may hold only half of a save, and the program has failed "
-            "twice on each: starting over"
+            "[resume] the program has failed twice on each snapshot that is kept: starting over; "
+            "they are left behind: python -m training reopen --from-checkpoint "
+            f"{entries[-1].step} --run-uri {store.uri} goes back to one"
         )
         lease.start_over()
         return None, given_up
@@ -112,15 +113,6 @@ def _first_valid(
             "the run is kept; start it again once they can be read"
         )
     return None, tuple(passed_over)
-
-
-def _are_useless(entries: Sequence[CheckpointEntry]) -> bool:
-    """Whether all that the run has ever saved may be half of a save, and the program fails on it.
-
-    If others have been deleted since, more work than that of a first save would be lost.
-    """
-    are_all = bool(entries) and entries[-1].step == len(entries)
-    return are_all and all(entry.is_tentative and _is_given_up(entry) for entry in entries)
 
 
 def _is_given_up(entry: CheckpointEntry) -> bool:

@@ -1,6 +1,7 @@
 """Why a program has failed, and whether reading its snapshot is to blame. Imports no torch."""
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ _REASON_BYTES = 1024  # as SageMaker reads output/failure
 _TRACEBACK = "Traceback (most recent call last)"
 # Its file, line, function and code; torchrun prefixes lines with a rank.
 _FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*)')
+_LAST_LINES = 5
 _PATH = re.compile(r"[\w./-]+\w")
 # What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
 # what is found then.
@@ -50,6 +52,14 @@ def blamed_place(lines: Iterable[str], files: Sequence[str], container: Containe
     if not _READING.search(_FRAME.sub(r"\3", last)):
         return ""
     return " ".join(f"{Path(name).name}:{line}" for name, line, _ in _FRAME.findall(last))
+
+
+def silent_end(lines: Sequence[str], exit_code: int) -> str:
+    """Return how it ended, if neither a traceback nor its last lines say why; else ""."""
+    text = "\n".join(lines)
+    is_told = _TRACEBACK in text or _ELSEWHERE.search("\n".join(lines[-_LAST_LINES:]))
+    # The kernel kills with SIGKILL when memory runs out.
+    return "" if is_told or exit_code == -signal.SIGKILL else f"exit code {exit_code}"
 
 
 def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:

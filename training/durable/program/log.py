@@ -40,7 +40,7 @@ class ProgramLog:
         self, store: Store, writer: str, local: Path, read_line: Callable[[bytes], None]
     ) -> None:
         """`writer` is <generation>-<nonce>; `read_line` gets each line, in the reading thread."""
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._read_line = read_line
         self._reader, self.output = os.pipe()
         self._splitter = _LineSplitter(self._take_line)
@@ -56,6 +56,11 @@ class ProgramLog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name="program-log", daemon=True)
         self._sender = threading.Thread(target=self._send, name="program-log-parts", daemon=True)
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines that were not blank."""
+        return [line.decode(errors="replace").rstrip() for line in self._tail]
 
     def start(self) -> None:
         """Begin to read; the program has the other end by now."""
@@ -97,9 +102,8 @@ class ProgramLog:
 
     def _take_line(self, line: bytes, is_redrawn: bool) -> None:
         self._read_line(line)
-        text = line.decode(errors="replace")
-        if text.strip() and not is_redrawn:
-            self.tail.append(text.rstrip())
+        if not is_redrawn and (text := line.rstrip()):
+            self._tail.append(text)
 
     def _send(self) -> None:
         seconds = _FIRST_SECONDS
@@ -136,6 +140,7 @@ class _LineSplitter:
         self._take = take
         self._rest = bytearray()
         self._held = b""
+        self._lines: list[bytes] = []  # to be shown
         self._is_cut = False
         self._is_terminal = sys.stdout.isatty()
         self._shown = float("-inf")
@@ -150,11 +155,19 @@ class _LineSplitter:
             data, self._held = data[:-1], b"\r"
         for line in io.BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n")):
             self._add(line)
+        self._show_lines()
 
     def end(self) -> None:
         """Take what is left without a line end."""
         if self._rest:
             self._finish(is_redrawn=False)
+            self._show_lines()
+
+    def _show_lines(self) -> None:
+        """Print what was read in one write: one for each line cost a noisy program its time."""
+        if lines := b"".join(self._lines):
+            _show(lines)
+        self._lines.clear()
 
     def _add(self, piece: bytes) -> None:
         room = _LINE_BYTES - len(self._rest)
@@ -173,7 +186,7 @@ class _LineSplitter:
             is_due = line.strip() and now - self._shown >= _REDRAW_SECONDS
             if not is_redrawn or is_due:
                 self._shown = now if is_redrawn else self._shown
-                _show(line + b"\n")
+                self._lines.append(line + b"\n")
         self._take(line, is_redrawn)
 
 

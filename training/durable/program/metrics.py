@@ -43,6 +43,8 @@ _POSTFIX = re.compile(rf", ([\w./@-]+)=({_NUMBER})(?=,|$)")
 # nanoGPT's "iter 10: loss 3.0812, time 61.44ms, mfu 1.23%", and the line of its evaluations.
 _ITERATION = re.compile(rf"iter (\d+): (loss) ({_NUMBER})(?:, time .*)?")
 _EVALUATION = re.compile(rf"step (\d+): (train loss) ({_NUMBER}), (val loss) ({_NUMBER})")
+# How any of them begins.
+_BEGINNING = re.compile(r"\{'|iter \d|step \d|Epoch \d|\d+%\|")
 
 
 class MetricReader:
@@ -74,7 +76,10 @@ class MetricReader:
         """Take the next line of the program's output, without its end."""
         if 0 < len(line) <= _MAX_LINE_BYTES:
             with self._lock:
-                self._keep(self._log.read(_ESCAPE.sub("", line.decode(errors="replace"))))
+                text = line.decode(errors="replace")
+                rows = self._log.read(_ESCAPE.sub("", text) if b"\x1b" in line else text)
+                if rows:
+                    self._keep(rows)
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
@@ -174,6 +179,8 @@ class _TrainerPrints:
 
     def read(self, line: str) -> list[MetricRow]:
         text = line.strip()
+        if not _BEGINNING.match(text):  # most lines, and there may be millions
+            return self.finish() if text and self._waiting else []
         if _DICTIONARY.fullmatch(text):
             before = self.finish()
             self._waiting = [

@@ -22,7 +22,7 @@ from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import ProgramOptions
 from training.durable.program.elsewhere import Elsewhere
 from training.durable.program.event_file import MetricRow
-from training.durable.program.failure import blamed_place, failure_reason
+from training.durable.program.failure import blamed_place, failure_reason, silent_end
 from training.durable.program.log import ProgramLog
 from training.durable.program.metrics import MetricReader
 from training.durable.program.process import LeftProcesses, ProgramProcess, SharedMemory
@@ -297,7 +297,7 @@ class ProgramWatch:
             )
             raise InterruptedRunError(notice.cause)
         if exit_code != 0:
-            return self._failed(exit_code, list(self._log.tail), unsaved)
+            return self._failed(exit_code, self._log.tail, unsaved)
         return self._result(*self._upload_final(), exit_code)
 
     def _failed(self, exit_code: int, tail: Sequence[str], unsaved: float) -> RunResult:
@@ -323,7 +323,7 @@ class ProgramWatch:
         reason = failure_reason(container, exit_code, tail)
         if not (self._progress.has_steps and self._progress.step > self._restored[1]):
             place = blamed_place(tail, self._files, container)
-            reason += self._mirror.count_failure(place)
+            reason += self._mirror.count_failure(place, silent_end(tail, exit_code))
         run.events.emit(
             "program-failed",
             "failed",

@@ -78,7 +78,8 @@ class Retention:
 
     The newest and the furthest stay, every Nth, the best, and the stage ends they need; one that
     may hold half of a save never takes the place of one that does not. Those from before the run
-    started over stay until there are more new ones than are kept.
+    started over stay until there are more new ones than are kept, and for good the newest whole
+    one that a program could not read.
     """
 
     newest: int = 3
@@ -99,6 +100,9 @@ class Retention:
         names = {entry.name for entry in chosen}
         if len(firm) <= self.newest:
             names.update(entry.name for entry in left_behind)
+        # No user has asked to leave behind what a program could not read.
+        unread = [e for e in left_behind if e.failed_starts and not e.is_tentative]
+        names.update(entry.name for entry in unread[-1:])
         for entry in chosen:
             earlier = checkpoints[: checkpoints.index(entry)]
             ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]

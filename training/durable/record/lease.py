@@ -127,6 +127,18 @@ class Lease:
 
         self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
 
+    def keep(self, began: CheckpointEntry) -> int:
+        """Keep this snapshot as the run's best, unless it has one; return which one is kept."""
+
+        def mark(head: Head) -> Head:
+            if any(entry.is_best for entry in head.checkpoints):
+                return head
+            names = [replace(e, is_best=e.name == began.name) for e in head.checkpoints]
+            return replace(head, checkpoints=tuple(names))
+
+        _, after = self._change(mark)
+        return next((e.step for e in after.checkpoints if e.is_best), began.step)
+
     def count_unverified(self) -> bool:
         """Record that this machine can verify no checkpoint; return if the run starts over now.
 

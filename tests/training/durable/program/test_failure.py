@@ -7,7 +7,7 @@ import pytest
 from tests.training.durable.program.programs import ProgramRun
 from training.cli.main import main
 from training.durable.program.container import Container
-from training.durable.program.failure import blamed_place
+from training.durable.program.failure import blamed_place, silent_end
 
 FILES = ["state.json", "checkpoint-5/model.pt", "latest"]
 TRAIN = '  File "/opt/ml/code/train.py", line {}, in {}\n    {}\n'
@@ -129,3 +129,19 @@ def test_a_service_that_is_down_costs_no_snapshot_and_a_torn_one_is_passed_over(
     assert run.log(6).splitlines()[0] == "begins after 2"
     assert main(["reopen", f"--run-uri={run.uri}", "--from-checkpoint=3"]) == 0
     assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "exit_code", "end"),
+    [
+        pytest.param(["loading", "train: the file is damaged"], 1, "exit code 1", id="its words"),
+        pytest.param([], -11, "exit code -11", id="a crash in a library"),
+        pytest.param([], -9, "", id="memory"),
+        pytest.param(["ConnectionError: could not reach the server"], 1, "", id="an outage"),
+        pytest.param(["Traceback (most recent call last):", "KeyError: 1"], 1, "", id="its place"),
+    ],
+)
+def test_an_end_without_a_word_of_why_is_told_from_others(
+    lines: list[str], exit_code: int, end: str
+) -> None:
+    assert silent_end(lines, exit_code) == end

@@ -80,6 +80,13 @@ def test_a_line_of_megabytes_is_cut_for_who_reads_lines(capfd: pytest.CaptureFix
     assert len(capfd.readouterr().out) < 20_000
 
 
+def test_what_is_read_at_once_is_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[bytes]()
+    monkeypatch.setattr("training.durable.program.log._show", shown.append)
+    assert len(lines_of(b"line\n" * 10_000, b"the end")) == 10_001
+    assert shown == [b"line\n" * 10_000, b"the end\n"]
+
+
 @pytest.mark.parametrize("kind", [FolderStore, Refusing])
 def test_every_byte_is_kept_in_parts(
     tmp_path: Path, kind: type[FolderStore], monkeypatch: pytest.MonkeyPatch

@@ -103,13 +103,20 @@ class Moment:
     is_closed: bool = False
     # Files that only grow, by how they have been written.
     logs: frozenset[str] | None = None
+    # What `quiet` and `is_closed` are about: replaced files are whole at any time.
+    in_place: Callable[[Listing], Listing] = lambda listing: listing
+    # Whether what is closed was closed by a death.
+    has_died: Callable[[], bool] = lambda: False
 
     def refuse_other(self, listing: Listing) -> None:
         """Raise ChangedError or SnapshotError if the moment is over."""
-        if self.quiet is not None and (path := self.quiet.difference(listing)):
+        in_place = self.in_place(listing)
+        if self.quiet is not None and (path := self.quiet.difference(in_place)):
             raise ChangedError(f"{path!r} changed")
-        if self.is_closed and (held := held_open(listing)):
+        if self.is_closed and (held := held_open(in_place)):
             raise ChangedError(f"{held} was open for writing")
+        if self.is_closed and self.has_died():
+            raise ChangedError("a process that wrote to it has died")
         if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):
             raise SnapshotError(
                 f"the program asked for a snapshot, but changed {newer!r} before it was taken; "

@@ -141,6 +141,7 @@ class Mirror:
             self._restored = found.entry
             self._watcher.says_when = filled.manifest.program_says_when
             self._watcher.growing.resume(filled.manifest.note)
+            self._watcher.rest.earlier_gap = filled.manifest.note.get("gap")
             self._doubted = listing if found.entry.is_tentative else None
             size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
             _log.info(
@@ -219,15 +220,17 @@ class Mirror:
             self._blobs.sweep()
         return is_sent and refused is None
 
-    def count_failure(self, place: str) -> str:
+    def count_failure(self, place: str, silent_end: str = "") -> str:
         """Report a failure of the program that got no further than the snapshot it began with.
 
-        It counts against that snapshot if there is a `place` where it was reading it. Return what
-        to do in either case, or "" if it did get further.
+        It counts against that snapshot if there is a `place` where it was reading it; if it may
+        hold half of a save, so does an end without a word of why. Return what to do in either case,
+        or "" if it did get further.
         """
         began_with, run = self._restored, self._publisher
         if began_with is None or (self.last is not None and self._doubted is None):
             return ""
+        place = place or (silent_end if began_with.is_tentative else "")
         if place:
             # Failures at different places do not add up.
             events = Events.read(run.store, "failed-start")
@@ -268,7 +271,8 @@ class Mirror:
 
     def _captured_now(self, reason: Reason, moment: Moment, *, in_place: bool = False) -> Capture:
         self._num_captures += 1
-        note = self._note()
+        gap = self._watcher.rest.usual_gap
+        note = {**self._note(), **({} if gap is None else {"gap": round(gap, 3)})}
         with stopped(self._program) if moment.is_standstill else nullcontext():
             captured = capture(
                 self._folder,
@@ -294,6 +298,8 @@ class Mirror:
 
     def _prepared(self, captured: Capture, moment: Moment) -> FolderSave:
         """Return a save of it; what a tentative one restored stays so until it is rewritten."""
+        if self._watcher.was_emptied and (began := self._restored) and self.last is None:
+            self._keep(began)
         if self._doubted is not None and (
             captured.reason == "commit" or self._doubted.is_rewritten_in(captured.listing)
         ):
@@ -303,6 +309,24 @@ class Mirror:
         if kind == "emergency":
             self._blobs.stop_copying.set()  # now seconds count
         return FolderSave(self._saves, captured, kind, is_tentative=is_tentative)
+
+    def _keep(self, began: CheckpointEntry) -> None:
+        """Keep the snapshot of which the program has emptied its folder: it may begin anew."""
+        run = self._publisher
+        try:
+            kept = run.lease.keep(began)
+        except StoreError as error:
+            _log.warning(f"[snapshot] {error}; trying again")
+            return
+        self._watcher.was_emptied = False
+        text = (
+            f"the program was given snapshot {began.step} and has emptied its folder; snapshot "
+            f"{kept} is kept: if the run has started over, "
+            f"python -m training reopen --from-checkpoint {kept} --run-uri {run.store.uri} goes "
+            "back to it"
+        )
+        run.events.emit("emptied", "info", message=text, step=began.step)
+        _log.warning(f"[snapshot] {text}")
 
     def _commit_last(self, moment: Moment, deadline: float | None, release: bool) -> bool:
         """Commit the folder as the program left it; try again until the deadline."""

@@ -130,7 +130,8 @@ def held_open(listing: Listing) -> str | None:
 def _open_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
     """Return those of the files, given as (device, inode), that a process could write to now."""
     found = set()
-    for process in (_PROC / str(number) for number in living_below(os.getpid())):
+    alive = living_below(os.getpid())
+    for process in (_PROC / str(number) for number in alive):
         with suppress(OSError), os.scandir(process / "fd") as entries:
             for entry in entries:
                 with suppress(OSError):  # closed in the meantime
@@ -138,7 +139,7 @@ def _open_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int
                     key = (about.st_dev, about.st_ino)
                     if key in inodes and _is_writable(process / "fdinfo" / entry.name):
                         found.add(key)
-    return found | mapped_for_writing(inodes)
+    return found | mapped_for_writing(inodes, alive)
 
 
 def mapped_for_writing(

@@ -6,13 +6,14 @@ is concluded from one save, or once two have differed; whatever is unclear waits
 time.
 """
 
+import math
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,22 @@ _NUMBER = re.compile(r"[0-9]+")
 # How much of a growing file's end must still be there at the next look.
 _TAIL_BYTES = 4096
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_HEAD_BYTES = 512
+# A name under which a file has rested for so long is none that lasts only while it is written.
+_RESTED_NS = 1_000_000_000
+# How SQLite's and LMDB's files begin, and what SQLite's have beside them.
+_DATABASES = ((0, b"SQLite format 3\0"), (16, b"\xde\xc0\xef\xbe"))
+_BESIDE = re.compile(r"-(wal|shm|journal)$")
+# How often a larger file must have been saved meanwhile, if what grows is no text.
+_SAVES = 2
 # How often it must have grown.
 _GROWTHS = 3
 # With logs, how much longer than ever before the other files must have stayed as they are.
 _OVERDUE_TIMES = 3
 # How often a file named like a log must have been rewritten to be none; once is a new log.
 _REWRITES = 2
+# How many times between two saves are remembered; of so many, one is an exception.
+_GAPS, _FEW_GAPS = 16, 8
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,17 +64,34 @@ class QuietTime:
     writers: set[int] = field(default_factory=set)
     # The program's first process: what it wrote just before it died may be half a file.
     program: int | None = None
+    # For how long it stood still between two changes.
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
+    earlier_gap: float | None = None  # the usual one in an earlier life
+    _seconds: float = 0.0  # at the last look
+    _has_changed: bool = False
 
-    def look(self, listing: Listing) -> float:
-        """Record the folder as it is now; return for how many seconds it has been unchanged."""
-        now, alive = time.monotonic(), living_below(os.getpid())
+    @property
+    def usual_gap(self) -> float | None:
+        """How long it stands still between two saves; None if that is not known."""
+        longest = sorted(self.gaps, reverse=True)
+        return longest[len(longest) // _FEW_GAPS] if len(longest) > 1 else self.earlier_gap
+
+    def look(self, listing: Listing, alive: set[int] | None = None) -> float:
+        """Record the folder as it is now; return for how many seconds it has been unchanged.
+
+        `alive` is what `living_below` says, if it was asked: it costs more than all else.
+        """
+        now, alive = time.monotonic(), living_below(os.getpid()) if alive is None else alive
         has_changed = self.listing is None or self.listing.difference(listing) is not None
         # A process that died may have left a file half written, which its death closed.
         if has_changed or not self.writers <= alive:
             self.writers = alive if has_changed else self.writers & alive
+            if has_changed and self._has_changed and self._seconds:
+                self.gaps.append(self._seconds)
+            self._has_changed |= has_changed and self.listing is not None
             self.since, self.held_open = now, _NOT_LOOKED
-        self.listing = listing
-        return now - self.since
+        self.listing, self._seconds = listing, now - self.since
+        return self._seconds
 
     def look_at(self, folder: Path) -> bool:
         """Record the folder, if it can be listed; return whether it has changed since."""
@@ -77,11 +105,14 @@ class QuietTime:
         """Whether no file of the folder is open for writing now."""
         assert self.listing is not None
         self.held_open = held_open(self.listing)
-        alive = living_below(os.getpid())
-        has_died = bool(alive) and self.program not in (None, *alive)
-        if has_died or not self.writers <= alive:
+        if self.has_died():
             self.held_open = _NOT_LOOKED
         return self.held_open is None
+
+    def has_died(self) -> bool:
+        """Whether a process that wrote to it has died, which closes what is half written."""
+        alive = living_below(os.getpid())
+        return (bool(alive) and self.program not in (None, *alive)) or not self.writers <= alive
 
     @property
     def found_open(self) -> str | None:
@@ -93,6 +124,11 @@ class QuietTime:
         if self.listing is None or self.listing.difference(listing) is not None:
             return 0.0
         return time.monotonic() - self.since
+
+
+def plain(path: str) -> str:
+    """Return a path without its numbers, which the next save's has, too."""
+    return _NUMBER.sub("#", path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +160,7 @@ class _Burst:
         """The names without any number."""
         found = Counter[str]()
         for name, count in self.names.items():
-            found[_NUMBER.sub("#", name)] += count
+            found[plain(name)] += count
         return found
 
     def may_follow(self, before: "_Burst") -> bool:
@@ -198,29 +234,57 @@ def _is_rewritten(old: FileState, new: FileState) -> bool:
 
 
 class Replacing:
-    """Recognizes a program that replaces entire files, and never writes into an old one."""
+    """Which files a program replaces as a whole: such a file vouches for itself, and no other.
 
-    def __init__(self) -> None:
-        self._has_replaced = False
-        self._has_rewritten = False
+    What is not known to be replaced counts as written in place. What is renamed or deleted as soon
+    as it is written had a temporary name, under which half of it harms nobody. A database is whole
+    at any time, too, with the files beside it: that is its promise for a crash.
+    """
+
+    def __init__(self, folder: Root) -> None:
+        self._folder = folder
+        self._databases = set[str]()
+        self._whole, self._temporary = set[str](), set[str]()
+        self._in_place, self._rested = set[str](), set[str]()
+        self.rewrites = Counter[str]()  # by path, since the last capture
 
     def look(self, before: Listing, now: Listing) -> None:
         """Compare two looks at the folder."""
-        for path, old in before.files.items():
-            new = now.files.get(path)
-            if new is None or new == old or now.is_log(path):
-                continue
-            if new.file != old.file:
-                self._has_replaced = True
-            elif _is_rewritten(old, new):
-                self._has_rewritten = True
-        links = now.links.items()
-        self._has_replaced |= any(before.links.get(path, to) != to for path, to in links)
+        gone = {*map(plain, before.files)} - {*map(plain, now.files)}
+        self._temporary |= gone - self._rested
+        names = {file.file: plain(path) for path, file in before.files.items()}
+        for path, new in now.files.items():
+            old, name = before.files.get(path), plain(path)
+            was_renamed = old is None and names.get(new.file) in self._temporary
+            if was_renamed or (old is not None and old.file != new.file):
+                self._whole.add(name)
+            elif old == new and now.began_ns - new.ctime_ns > _RESTED_NS:
+                self._rested.add(name)
+            elif old is not None and (old.bytes, old.mtime_ns) != (new.bytes, new.mtime_ns):
+                self._see_in_place(path)
+                self.rewrites[path] += _is_rewritten(old, new)
 
-    @property
-    def is_habit(self) -> bool:
-        """Whether that was seen at least once, and nothing else was."""
-        return self._has_replaced and not self._has_rewritten
+    def in_place(self, listing: Listing) -> Listing:
+        """Return what is written in place: files that are neither logs nor whole at any time."""
+        files = listing.files.items()
+        whole = {file.file for path, file in files if self._is_whole(path)}
+        left = {p: f for p, f in files if f.file not in whole and not listing.is_log(p)}
+        return replace(listing, files=left, links={}, folders={})
+
+    def _see_in_place(self, path: str) -> None:
+        if plain(path) not in self._in_place and path not in self._databases:
+            with suppress(OSError), (self._folder / path).open("rb") as stream:
+                head = stream.read(_HEAD_BYTES)
+                if any(head[at:].startswith(mark) for at, mark in _DATABASES):
+                    self._databases.add(path)
+                    return
+            self._in_place.add(plain(path))
+
+    def _is_whole(self, path: str) -> bool:
+        if _BESIDE.sub("", path).replace("lock.mdb", "data.mdb") in self._databases:
+            return True
+        name = plain(path)
+        return name in self._temporary or (name in self._whole and name not in self._in_place)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -233,14 +297,17 @@ class _Growth:
     times: int = 0
     rewrites: int = 0
     tail: bytes = b""
+    head: bytes | None = None  # of one that is no text
+    others: Counter[str] = field(default_factory=Counter)  # saves of others before its growth
 
 
 class GrowingFiles:
     """Files that only grow, by text appended to them, such as a metrics.csv, or named like logs.
 
     A save that is being written grows too: only text counts that grows for longer than the quiet
-    time, and each time ends with a complete line or has paused. A name counts until the file has
-    been rewritten or replaced twice.
+    time, and each time ends with a complete line or has paused; of other files, those that go on
+    to grow while a larger one is saved twice. A name counts until the file has been rewritten or
+    replaced twice.
     """
 
     def __init__(self, root: Root, quiet_seconds: float, pause_seconds: float) -> None:
@@ -249,6 +316,8 @@ class GrowingFiles:
         self._quiet_seconds = quiet_seconds
         self._pause_seconds = pause_seconds
         self._seen: dict[str, _Growth] = {}
+        # By plain name: how often such a file was saved, when it last changed, its size.
+        self.saves, self._changed, self._sizes = Counter[str](), dict[str, float](), Counter[str]()
         # When other files were last saved, or else the program started, and the longest in between.
         self.saved_ns, self.longest_ns = time.time_ns(), 0
         self._known = frozenset[str]()  # logs of earlier lives
@@ -260,6 +329,7 @@ class GrowingFiles:
     def look(self, listing: Listing) -> None:
         """Compare the folder with how it was at the last look."""
         now, before = time.monotonic(), self._seen
+        self._count_saves(listing, now)
         self._seen, inodes = {}, {f.file for f in listing.files.values()}
         for path, state in listing.files.items():
             seen = before.get(path)
@@ -288,10 +358,23 @@ class GrowingFiles:
         age_ns = time.time_ns() - listing.written_ns
         return listing.has_logs_only or age_ns > _OVERDUE_TIMES * self.longest_ns
 
+    def _count_saves(self, listing: Listing, now: float) -> None:
+        for path, state in listing.files.items():
+            name, seen = plain(path), self._seen.get(path)
+            if seen is None or seen.state != state:
+                if now - self._changed.get(name, -math.inf) >= self._pause_seconds:
+                    self.saves[name] += 1
+                self._changed[name], self._sizes[name] = now, state.bytes
+
     def _is_log(self, path: str, seen: _Growth) -> bool:
         if seen.rewrites < _REWRITES and (is_named_log(path) or path in self._known):
             return True
-        return seen.times >= _GROWTHS and seen.last - seen.since >= self._quiet_seconds
+        if seen.times < _GROWTHS or seen.last - seen.since < self._quiet_seconds:
+            return False
+        return seen.head is None or any(
+            count - seen.others[name] >= _SAVES and self._sizes[name] > seen.state.bytes
+            for name, count in self.saves.items()
+        )
 
     def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
         """Whether it has only grown, with its old end still in place; record that growth."""
@@ -304,12 +387,21 @@ class GrowingFiles:
                 is_kept = stream.read(len(seen.tail)) == seen.tail
                 stream.seek(max(0, state.bytes - _TAIL_BYTES))
                 tail = stream.read(min(_TAIL_BYTES, state.bytes))
+                stream.seek(0)
+                head = stream.read(_HEAD_BYTES)
         except OSError:
             return False
         has_paused = now - seen.last >= self._pause_seconds
         is_text = b"\n" in tail and not _NO_TEXT.search(tail)
-        if not is_kept or not is_text or not (tail.endswith(b"\n") or has_paused):
+        if not is_text or seen.head is not None:
+            # A database counts in its head what follows.
+            is_kept &= head.startswith(seen.head or b"")
+            seen.head = seen.head or head[: old.bytes]
+        elif not (tail.endswith(b"\n") or has_paused):
             return False
-        seen.since = seen.since if seen.times else now
+        if not is_kept:
+            return False
+        if not seen.times:
+            seen.since, seen.others = now, self.saves.copy()
         seen.state, seen.tail, seen.last, seen.times = state, tail, now, seen.times + 1
         return True

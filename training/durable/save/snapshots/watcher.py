@@ -27,7 +27,13 @@ from training.durable.save.snapshots.listing import (
     list_folder,
 )
 from training.durable.save.snapshots.processes import held_open, living_below
-from training.durable.save.snapshots.quiet import GrowingFiles, QuietTime, Replacing, SaveHabit
+from training.durable.save.snapshots.quiet import (
+    GrowingFiles,
+    QuietTime,
+    Replacing,
+    SaveHabit,
+    plain,
+)
 from training.durable.save.snapshots.snapshot import Reason
 
 _log = logging.getLogger(__name__)
@@ -40,13 +46,22 @@ _LOOKING_SHARE = 0.02
 _HASTY_SECONDS = 1.0
 # In quiet times: the pause after which a save is over, if earlier ones ended so.
 _PAUSE_SHARE = 0.2
-# How long a program may go without a quiet time before it is stopped for a snapshot: in quiet
-# times, but at most so many seconds, and fewer after a notice.
-_RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
-# In the last quarter of that, and earlier for the first snapshot, a pause is enough.
-_CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
+# How much of the time that usually passes between two saves shows that none is under way, and
+# after how many quiet times without a snapshot any pause does.
+_GAP_SHARE, _ANY_PAUSE_TIMES = 0.6, 3
+# The share of the time in which a program may stand still for copies that are longer than this.
+_COPYING_SHARE, _COPY_SECONDS = 0.1, 1.0
+# How long a program may go without such a moment before it is stopped at any: in quiet times, but
+# at most so many seconds, and fewer after a notice.
+_RESTLESS_TIMES, _RESTLESS_SECONDS, _HASTY_PAUSE_SECONDS = 12, 120.0, 7.5
 # A file that only grows is sent again as a whole, on average no faster than this.
 _GROWTH_BYTES_PER_SECOND = 1e6
+# In bytes: of smaller files another one may be as large by chance, and so they are counted.
+_SMALL = 4096
+# How often another one was saved that has taken the place of one that is gone.
+_SAVES = 2
+# How often a file is then rewritten that is no part of one long save.
+_REWRITES = 3
 # How often it is stopped at most, until nothing is open for writing.
 _STOPS = 16
 # A shell's exit code for a program that SIGKILL ended.
@@ -78,10 +93,10 @@ class Watcher:
         self._folder = folder
         self._commit_file = commit_file
         self._quiet_seconds = quiet_seconds
-        self._capture = capture
+        self._capture_now = capture
         self._refused = refused
-        self._quiet = QuietTime()
-        self._habit, self._replacing = SaveHabit(), Replacing()
+        self._quiet, self.rest = QuietTime(), QuietTime()  # the folder; what is saved in place
+        self._habit, self._replacing = SaveHabit(), Replacing(folder)
         self.growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
         self._is_tentative = False  # the last capture
         self._was_saving = False  # when it was signalled, and that save has not ended since
@@ -89,6 +104,10 @@ class Watcher:
         # A file that was open for writing in a quiet time, and when that time began.
         self._held: tuple[str | None, float] = None, 0.0
         self._patience = 1.0  # doubled after each failed stop
+        # The last capture, and its thread's time: that is not a look's.
+        self._copied_at, self._copy_seconds, self._copying = -math.inf, 0.0, 0.0
+        self._captured_since = 0.0  # since when what it holds in place had been so
+        self.was_emptied = False  # of what it was restored with
         self._warned: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
         self._grown_at = -math.inf  # the last capture of growth
@@ -104,7 +123,7 @@ class Watcher:
 
     def follow(self, program: int | None) -> None:
         """Watch what this process writes, until it has died."""
-        self._quiet.program = program
+        self._quiet.program = self.rest.program = program
 
     def stop(self, seconds: float | None = None) -> None:
         """Stop watching; wait up to `seconds` for a capture under way."""
@@ -119,9 +138,10 @@ class Watcher:
         """
         listing = self._list()
         is_new = self.captured is None or self.captured.difference(listing) is not None
-        if listing.is_empty or self._replacing.is_habit or not (is_new or self._is_tentative):
+        listing = self._replacing.in_place(listing)
+        if not listing.files or not (is_new or self._is_tentative):
             return
-        seconds, held = self._quiet.seconds_until_now(listing), held_open(listing)
+        seconds, held = self.rest.seconds_until_now(listing), held_open(listing)
         is_open = held is not None and not self._stays_open(held)
         self._was_saving = is_open or seconds < self._sure_seconds
         self._told = listing, held
@@ -143,6 +163,8 @@ class Watcher:
         listing = self._list()
         if self._grown(listing):
             return self._moment(is_tentative=self._is_tentative)
+        if self._is_emptied(listing):
+            raise SnapshotError("the program had emptied its folder, and not saved again")
         if self._habit.is_part(listing):
             raise SnapshotError("the program ended in the middle of a save")
         if after_notice and 0 <= exit_code != _KILLED:
@@ -153,7 +175,10 @@ class Watcher:
         if seconds >= self._wanted_seconds and held is None:
             return self._moment(quiet=self._quiet.listing)
         # A save that was over is newer than the last snapshot, even if it may be one of two parts.
-        if self._replacing.is_habit or (seconds >= self._sure_seconds and held is None):
+        in_place = self._replacing.in_place(listing)
+        seconds = self.rest.seconds_until_now(in_place)
+        held = held and self.rest.held_open
+        if not in_place.files or (seconds >= self._sure_seconds and held is None):
             return self._moment(is_tentative=True)
         if seconds >= self._sure_seconds:
             raise SnapshotError(f"{held} was open for writing when the program died")
@@ -187,7 +212,7 @@ class Watcher:
             return None
         listing = self._quiet.listing
         what = f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
-        if held := self._quiet.found_open:
+        if held := self.rest.found_open:
             what = f"{held} stays open for writing"
         if (error := self.standstill_error) is not None:
             return what, f"none can be taken with the program stopped either: {error}"
@@ -213,24 +238,23 @@ class Watcher:
 
     @property
     def _restless_seconds(self) -> float:
-        """How long the program may go without a quiet moment before it is stopped for one.
-
-        It is stopped more often if it only ever replaces entire files.
-        """
+        """How long the program may go without a quiet moment before it is stopped for one."""
         quiet = self._quiet_seconds
-        if self._replacing.is_habit:
-            return min(quiet, _RESTLESS_HASTY_SECONDS) if self.is_hasty else quiet
         return max(quiet, min(_RESTLESS_TIMES * quiet, _RESTLESS_SECONDS))
 
-    @property
-    def _choosing_seconds(self) -> float:
-        """How long until a pause is enough to stop it."""
-        seconds = self._restless_seconds
-        if self.captured is None:
-            seconds = min(seconds, _FIRST_TIMES * self._quiet_seconds)
+    def _is_between_saves(self, seconds: float) -> bool:
+        """Whether what is written in place has rested for longer than in the middle of a save.
+
+        That is known from the times between earlier saves. After a while any pause will do.
+        """
+        uncaptured = self.uncaptured_seconds / self._patience
+        gap, is_new = self.rest.usual_gap, self.rest.since > self._captured_since
+        if gap is not None and is_new and seconds >= _GAP_SHARE * gap:
+            return True
+        late = self._quiet_seconds * (1 if gap is None else _ANY_PAUSE_TIMES)
         if self.is_hasty:
-            seconds = min(seconds, self._quiet_seconds, _RESTLESS_HASTY_SECONDS)
-        return _CHOOSING_SHARE * seconds
+            late = min(_GAP_SHARE * self._quiet_seconds, _HASTY_PAUSE_SECONDS)
+        return uncaptured >= late and seconds >= self._sure_seconds
 
     def _run(self) -> None:
         next_look = 0.0
@@ -262,7 +286,7 @@ class Watcher:
 
     def _look(self) -> float:
         """Capture the folder if its moment has come; return when to look again."""
-        began, wanted = time.thread_time(), self._wanted_seconds
+        began, self._copying, wanted = time.thread_time(), 0.0, self._wanted_seconds
         if self.says_when or not self._quiet_seconds:
             return time.monotonic() + _HASTY_SECONDS
         try:
@@ -275,10 +299,14 @@ class Watcher:
             else:
                 self._replacing.look(before, listing)
             is_changed = self.captured is None or self.captured.difference(listing) is not None
-            seconds = self._quiet.look(listing)
+            alive = living_below(os.getpid())
+            seconds = self._quiet.look(listing, alive)
+            self.rest.look(self._replacing.in_place(listing), alive)
             if grown := self._grown(listing):
                 self._capture_growth(listing, grown)
-            if listing.is_empty or not (is_changed or self._is_tentative):
+            is_emptied = self._is_emptied(listing)
+            self.was_emptied |= is_emptied and not self._captured_since
+            if listing.is_empty or is_emptied or not (is_changed or self._is_tentative):
                 self._uncaptured_since = None
             else:
                 self._uncaptured_since = self._uncaptured_since or time.monotonic()
@@ -287,41 +315,75 @@ class Watcher:
                 is_quiet = is_quiet or self._is_end(listing, seconds)
                 # The rest of a save may follow, and then a better moment.
                 if not is_part or self._is_overdue:
-                    self._capture_if_due(listing, seconds, is_quiet, is_changed=is_changed)
+                    self._capture_if_due(listing, is_quiet, is_changed=is_changed)
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:
             self._refused(error)
-        looked = (time.thread_time() - began) / _LOOKING_SHARE
+        looked = (time.thread_time() - began - self._copying) / _LOOKING_SHARE
         return time.monotonic() + max(min(self._pause_seconds / 4, _HASTY_SECONDS), looked)
 
-    def _capture_if_due(
-        self, listing: Listing, seconds: float, is_quiet: bool, *, is_changed: bool
-    ) -> None:
+    def _capture_if_due(self, listing: Listing, is_quiet: bool, *, is_changed: bool) -> None:
         """Capture what has stood still, or what never does."""
-        is_late = self.uncaptured_seconds >= self._patience * self._choosing_seconds
-        # This costs more than a look. In haste it is always done: a kill may follow.
-        is_closed = (is_quiet or is_late or self.is_hasty) and self._quiet.is_closed()
-        found = self._quiet.found_open
-        if seconds >= self._quiet_seconds and found != self._held[0]:
-            self._held = found, self._quiet.since
-        is_pause = is_closed or self._stays_open(found)
-        is_pause = is_pause and seconds >= self._sure_seconds
-        self._was_saving &= not is_pause or seconds < self._quiet_seconds
-        if is_quiet and is_closed:
+        if is_quiet and self._quiet.is_closed():
             reason: Reason = "notice" if self.is_hasty else "quiet"
-            self.captured = self._capture(reason, self._moment(quiet=listing))
-            self._is_tentative, self._uncaptured_since = False, None
-        elif is_changed and is_late and (is_pause or self._is_overdue) and not self._was_saving:
+            self._captured(self._capture(reason, self._moment(quiet=listing)), is_tentative=False)
+            return
+        in_place, seconds = self.rest.listing, time.monotonic() - self.rest.since
+        # This costs more than a look. In haste it is always done: a kill may follow.
+        is_rest = self._is_between_saves(seconds)
+        is_closed = (is_rest or self._was_saving or self.is_hasty) and self.rest.is_closed()
+        found = self.rest.found_open
+        if seconds >= self._quiet_seconds and found != self._held[0]:
+            self._held = found, self.rest.since
+        is_closed = is_closed or self._stays_open(found)
+        self._was_saving &= not is_closed or seconds < self._quiet_seconds
+        is_pause = is_rest and is_closed and self._may_copy
+        is_late = self._is_overdue or self._is_rewriting(in_place)
+        if is_changed and (is_pause or is_late) and not self._was_saving:
             try:
-                self.captured = self._capture_stopped(listing if is_pause else None)
+                listing = self._capture_stopped(in_place if is_pause else None)
+                self._captured(listing, is_tentative=True)
                 self.standstill_error, self._patience = None, 1.0
-                self._is_tentative, self._uncaptured_since = True, None
             except ChangedError:
                 raise
             except SnapshotError as error:
                 self.standstill_error, self._patience = error, 2 * self._patience
                 raise
+
+    def _is_rewriting(self, in_place: Listing | None) -> bool:
+        """Whether it is late, and each file that has changed was rewritten again and again.
+
+        Then it is whole whenever it is closed; a file of a long save is written only once.
+        """
+        since = max(self._copied_at, self._uncaptured_since or 0.0)
+        if in_place is None or time.monotonic() - since < self._patience * self._quiet_seconds:
+            return False
+        before = self.captured.files if self.captured else {}
+        changed = [path for path, file in in_place.files.items() if before.get(path) != file]
+        rewrites = [self._replacing.rewrites[path] for path in changed]
+        return min(rewrites, default=0) >= _REWRITES
+
+    @property
+    def _may_copy(self) -> bool:
+        """Whether the copies for snapshots have not held up the program for too long."""
+        waited = time.monotonic() - self._copied_at
+        is_short = self._copy_seconds <= _COPY_SECONDS
+        return self.is_hasty or is_short or waited * _COPYING_SHARE >= self._copy_seconds
+
+    def _capture(self, reason: Reason, moment: Moment) -> Listing:
+        began, used = time.monotonic(), time.thread_time()
+        try:
+            return self._capture_now(reason, moment)
+        finally:
+            self._copied_at = time.monotonic()
+            self._copy_seconds = self._copied_at - began
+            self._copying += time.thread_time() - used
+
+    def _captured(self, listing: Listing, *, is_tentative: bool) -> None:
+        self.captured, self._is_tentative, self._uncaptured_since = listing, is_tentative, None
+        self._captured_since = self.rest.since
+        self._replacing.rewrites.clear()
 
     def _grown(self, listing: Listing) -> list[str]:
         """Return the logs that are all that has changed since the last capture, if that counts."""
@@ -342,16 +404,36 @@ class Watcher:
 
     def _capture_stopped(self, pause: Listing | None) -> Listing:
         """Capture in a pause; if there is none, between two writes if that can be hit."""
-        moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause)
+        in_place = self._replacing.in_place
+        moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause, in_place=in_place)
         for _ in range(0 if pause else _STOPS):
             with suppress(ChangedError):
-                return self._capture("crash-consistent", replace(moment, is_closed=True))
+                closed = replace(moment, is_closed=True, has_died=self.rest.has_died)
+                return self._capture("crash-consistent", closed)
+        if not pause and not self._is_overdue:
+            raise ChangedError("it is open for writing at each stop")
         return self._capture("crash-consistent", moment)
 
     def _stays_open(self, path: str | None) -> bool:
         """Whether it was open in a quiet time before the last change, unlike files of a save."""
         held, since = self._held
-        return path is not None and path == held and since < self._quiet.since
+        return path is not None and path == held and since < self.rest.since
+
+    def _is_emptied(self, listing: Listing) -> bool:
+        """Whether the largest file of the last capture is gone, and no other is in its place.
+
+        A program that was ended then would find less than it had; one that saves twice without it
+        no longer needs it.
+        """
+        before = self.captured.files if self.captured is not None else {}
+        largest = max(before, key=lambda path: before[path].bytes, default=None)
+        names = {*map(plain, self._replacing.in_place(listing).files)}
+        if largest is None or plain(largest) in map(plain, listing.files):
+            return False
+        if max((self.growing.saves[name] for name in names), default=0) >= _SAVES:
+            return False
+        size, sizes = before[largest].bytes, [file.bytes for file in listing.files.values()]
+        return len(sizes) < len(before) if size < _SMALL else max(sizes, default=0) < size / 2
 
     @property
     def _is_overdue(self) -> bool:

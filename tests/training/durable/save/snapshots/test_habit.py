@@ -1,14 +1,18 @@
 """The end of a save is known from those before it, and never in the middle of one."""
 
 import os
+import re
+import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from training.durable.save.snapshots.listing import list_folder
-from training.durable.save.snapshots.quiet import GrowingFiles, Replacing, SaveHabit
+from training.durable.save.snapshots.quiet import GrowingFiles, QuietTime, Replacing, SaveHabit
 
 # What a program writes between two pauses: paths, where `a -> b` is a link.
 Pauses = Sequence[Sequence[str]]
@@ -95,31 +99,74 @@ def test_a_part_of_a_save_is_known_from_all_of_it(tmp_path: Path) -> None:
     assert found == [*[False] * 6, True, True, False]
 
 
-def replaces(folder: Path, *acts: Callable[[], object]) -> bool:
-    """Whether the habit is seen, of a program that does these one after the other."""
-    found, before = Replacing(), list_folder(folder)
+# What a program does between two looks: `>a` writes a file, `+a` adds to it, `-a` deletes it,
+# `a>b` renames it and `a=b` gives it a second name.
+@pytest.mark.parametrize(
+    ("acts", "in_place"),
+    [
+        pytest.param([">s", ">t", "t>s"], [], id="replaced"),
+        pytest.param([">s", ">t", "t>s", ">c1", "+c1"], ["c1"], id="a new file beside it"),
+        pytest.param([">s", ">t", "t>s", "+s"], ["s"], id="written into as well"),
+        pytest.param([">t", "+t", "t>s", ">t", "+t"], [], id="half of what is renamed"),
+        pytest.param([">s", "", "s>old", ">s", "+s"], ["old", "s"], id="renamed to keep it"),
+        pytest.param([">s", "", "-s", ">s", "+s"], ["s"], id="deleted and written anew"),
+        pytest.param([">s", ">t", "t>s", "s=s1"], [], id="a second name of a replaced one"),
+        pytest.param([">s", ">u", "u>s", ">t", "-t", ">t", "+t"], [], id="gone at the next look"),
+        pytest.param([">c1", ">c2", "-c1", ">c3"], ["c2", "c3"], id="the next of a kind"),
+        pytest.param([">t1", "+t1", "t1>s1", ">t2", "+t2"], [], id="numbered"),
+    ],
+)
+def test_a_replaced_file_vouches_for_itself_and_no_other(
+    tmp_path: Path,
+    acts: Sequence[str],
+    in_place: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("training.durable.save.snapshots.quiet._RESTED_NS", 1_000_000)
+    found, before = Replacing(tmp_path), list_folder(tmp_path)
     for act in acts:
-        act()
-        now = list_folder(folder)
+        name, sign, other = re.fullmatch(r"(\w*)([>+=-]?)(\w*)", act).groups()  # type: ignore[union-attr]
+        if name:
+            act_on = os.rename if sign == ">" else os.link
+            act_on(tmp_path / name, tmp_path / other)
+        elif sign == "-":
+            # On ext4 the next file would have its inode.
+            (tmp_path / other).rename(tmp_path.with_name("deleted"))
+        elif sign:
+            with (tmp_path / other).open("wb" if sign == ">" else "ab") as stream:
+                stream.write(b"half of it")
+        now = list_folder(tmp_path)
         found.look(before, now)
         before = now
-    return found.is_habit
+        time.sleep(0.01)
+    assert [*found.in_place(before).files] == in_place
 
 
-def test_a_program_that_replaces_whole_files_is_known_from_one_that_writes_into_them(
-    tmp_path: Path,
+def test_a_database_is_whole_at_any_time(tmp_path: Path) -> None:
+    found, path = Replacing(tmp_path), tmp_path / "study.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
+        base.execute("PRAGMA journal_mode=WAL")
+        before = list_folder(tmp_path)
+        base.execute("CREATE TABLE t (n)")
+        base.execute("PRAGMA wal_checkpoint")
+        now = list_folder(tmp_path)
+        found.look(before, now)
+        assert len(now.files) == 3
+        assert not found.in_place(now).files
+
+
+@pytest.mark.parametrize(
+    ("gaps", "usual"),
+    [
+        pytest.param([4.0], None, id="one is not known to be usual"),
+        pytest.param([3.0, 6.0, 3.0], 6.0, id="a pause within a save is shorter"),
+        pytest.param([4.0, 4.0, 60.0, *[4.0] * 5], 4.0, id="one evaluation is an exception"),
+    ],
+)
+def test_the_usual_time_between_two_saves_is_the_longest_of_many(
+    gaps: Sequence[float], usual: float | None
 ) -> None:
-    model, part = tmp_path / "model.pt", tmp_path / "model.pt.part"
-
-    def rename() -> None:
-        part.rename(model)
-
-    def write() -> None:
-        part.write_bytes(b"new")
-
-    assert not replaces(tmp_path, write, rename), "nothing was replaced yet"
-    assert replaces(tmp_path, write, rename, write, rename)
-    assert not replaces(tmp_path, write, rename, lambda: model.write_bytes(b"own"))
+    assert QuietTime(gaps=deque(gaps)).usual_gap == usual
 
 
 class Growing:
@@ -134,9 +181,14 @@ class Growing:
         """Whether it is then known to be one that only grows."""
         with self.path.open(mode) as stream:
             stream.write(data)
+        return self.path.name in self.look()
+
+    def look(self) -> frozenset[str]:
+        """The files that are then known to only grow."""
         time.sleep(0.02)
         self._files.look(list_folder(self._folder))
-        return self.path.name in self._files.logs
+        assert self._files.logs is not None
+        return self._files.logs
 
 
 def test_a_text_that_only_grows_is_known_after_it_has_grown_three_times(tmp_path: Path) -> None:
@@ -161,3 +213,29 @@ def test_a_file_that_grows_and_is_changed_where_it_was_is_none(tmp_path: Path) -
     texts = [b"[" + b",".join(rows[:number]) + b"]\n" for number in range(9)]
     found = [growing.write(text, "r+b" if at else "wb") for at, text in enumerate(texts)]
     assert not any(found)
+
+
+@pytest.mark.parametrize(
+    ("size", "saves", "head", "is_known"),
+    [
+        pytest.param(9000, 3, b"", True, id="a larger file is saved twice"),
+        pytest.param(100, 3, b"", False, id="smaller ones are no saves"),
+        pytest.param(9000, 1, b"", False, id="once is what comes first in a save"),
+        pytest.param(9000, 3, b"12", False, id="its head counts, as a database's"),
+    ],
+)
+def test_a_stream_that_is_no_text_is_known_from_the_saves_beside_it(
+    tmp_path: Path, size: int, saves: int, head: bytes, is_known: bool
+) -> None:
+    growing, stream = Growing(tmp_path, 0.001), tmp_path / "run.wandb"
+    stream.write_bytes(b"00" + bytes(100))
+    growing.look()
+    for number in range(5):
+        with stream.open("r+b") as file:
+            file.write(head and b"%02d" % number)
+            file.seek(0, os.SEEK_END)
+            file.write(bytes([1]) * 50)
+        if number in range(1, saves + 1):
+            (tmp_path / "model.pt").write_bytes(bytes([number]) * size)
+        found = growing.look()
+    assert (stream.name in found) is is_known

@@ -1,7 +1,9 @@
 """A program that never stands still is stopped for its snapshot, and goes on."""
 
+import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +17,10 @@ from tests.training.durable.save.scene import (
     wait_for_snapshot,
     wait_until,
 )
-from training.durable.save.snapshots.listing import list_folder
+from training.durable.record.head import Retention
+from training.durable.save.snapshots.listing import Listing, list_folder
 from training.durable.save.snapshots.processes import stopped
-from training.durable.save.snapshots.snapshot import read_manifest
+from training.durable.save.snapshots.snapshot import FolderManifest, read_manifest
 from training.durable.store.protocol import Store
 
 
@@ -231,3 +234,97 @@ def test_a_program_that_saves_more_often_than_the_quiet_time_gets_firm_snapshots
     machine.vanish()
     data = (new_machine("second").folder / "model.pt").read_bytes()
     assert len(set(data.split(data[: len(data) // 100_000]))) == 1, "it is of one save"
+
+
+def _snapshots_of(
+    new_machine: NewMachine, act: Callable[[Path], None], count: int, quiet_seconds: float
+) -> list[FolderManifest]:
+    """What is captured of a program that does this in its folder."""
+    machine = new_machine("first", quiet_seconds=quiet_seconds, retention=Retention(newest=99))
+    with program(lambda: act(machine.folder)) as number:
+        machine.mirror.start(number)
+        wait_for_snapshot(machine, count)
+    return [read_manifest(machine.store, entry) for entry in entries(machine.store)]
+
+
+def _write(path: Path, pieces: int, pause_seconds: float) -> None:
+    with path.open("wb", buffering=0) as stream:
+        for _ in range(pieces):
+            stream.write(bytes([0, 1]) * 1000)
+            time.sleep(pause_seconds)
+
+
+@pytest.mark.parametrize("has_status", [True, False])
+def test_a_new_file_is_taken_whole_at_each_save_whatever_is_replaced_beside_it(
+    new_machine: NewMachine, has_status: bool
+) -> None:
+    def save(folder: Path) -> None:
+        def replace() -> None:
+            while has_status:
+                (folder / "status.tmp").write_text(f"{time.time()}")
+                (folder / "status.tmp").rename(folder / "status.json")
+                time.sleep(0.1)
+
+        threading.Thread(target=replace, daemon=True).start()
+        for number in itertools.count(1):
+            time.sleep(1.2)
+            _write(folder / f"ckpt_{number}.pt", 20, 0.02)
+            (folder / f"ckpt_{number - 2}.pt").unlink(missing_ok=True)
+
+    found = _snapshots_of(new_machine, save, 6, quiet_seconds=2.0)
+    sizes = [{f.path: f.content.bytes for f in one.files if f.path[0] == "c"} for one in found]
+    assert {size for one in sizes for size in one.values()} == {40_000}
+    newest = [max(int(path[5:-3]) for path in one) for one in sizes if one]
+    most = max(after - before for before, after in itertools.pairwise(newest))
+    assert most <= 9, "and not only after twelve quiet times, which are fifteen saves"
+
+
+def test_a_pause_between_the_files_of_a_save_is_shorter_than_the_one_after_it(
+    new_machine: NewMachine,
+) -> None:
+    def save(folder: Path) -> None:
+        for number in itertools.count(1):
+            for name, seconds in (("model.pt", 0.4), ("optimizer.pt", 1.2)):
+                (folder / name).write_bytes(b"%d" % number)
+                time.sleep(seconds)
+
+    # The first two saves show which pause is which.
+    found = _snapshots_of(new_machine, save, 4, quiet_seconds=4.0)[1:]
+    assert all(len({f.content.sha256 for f in one.files}) == 1 for one in found)
+
+
+def test_a_file_that_is_rewritten_all_the_time_is_taken_each_quiet_time(
+    new_machine: NewMachine,
+) -> None:
+    def save(folder: Path) -> None:
+        while True:
+            _write(folder / "state.json", 2, 0.001)
+            time.sleep(0.001)
+
+    began = time.monotonic()
+    found = _snapshots_of(new_machine, save, 2, quiet_seconds=3.0)
+    assert time.monotonic() - began < 30, "and not only after twelve of them"
+    assert [[f.content.bytes for f in one.files] for one in found] == [[4000]] * len(found)
+
+
+def test_a_copy_blinds_nobody_but_a_long_one_is_not_repeated_at_once(
+    new_machine: NewMachine,
+) -> None:
+    machine = new_machine("first", quiet_seconds=0.1)
+    watcher, seen = machine.mirror._watcher, list_folder(machine.folder)
+    machine.write({"model.pt": b"whole"})
+
+    def copy(*_: object) -> Listing:
+        ends = time.thread_time() + 1.1
+        while time.thread_time() < ends:
+            pass
+        return list_folder(machine.folder)
+
+    watcher._capture_now = copy
+    while watcher.captured in (None, seen):
+        time.sleep(0.05)
+        next_look = watcher._look()
+    assert next_look - time.monotonic() < 5, "1.1 s of 2 % of one core are 55 s"
+    assert not watcher._may_copy
+    watcher._copied_at -= 600
+    assert watcher._may_copy

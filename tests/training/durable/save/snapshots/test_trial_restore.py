@@ -13,6 +13,7 @@ from tests.training.durable.save.scene import (
     wait_until,
 )
 from training.durable.record.head import Retention
+from training.durable.record.metrics import Events
 from training.durable.store.protocol import Store
 
 
@@ -123,11 +124,31 @@ def test_a_snapshot_that_a_program_twice_cannot_read_is_passed_over(
     new_machine: NewMachine, store: Store
 ) -> None:
     _two_whole_saves(new_machine)
-    assert _begun_with(new_machine, ["a:1"] * 5) == [b"2", b"2", b"1", b"1", b"2"]
-    assert [entry.failed_starts for entry in entries(store)] == [2, 3], "both are kept"
+    assert _begun_with(new_machine, ["a:1"] * 4) == [b"2", b"2", b"1", b"1"]
+    assert [entry.failed_starts for entry in entries(store)] == [2, 2], "both are kept"
     found = store.get("head.json")
     assert found is not None
     assert json.loads(found.data)["format"] == 5, "the bundle of an older run can read it"
+    machine = new_machine("machine-5")
+    assert not (machine.folder / "model.pt").exists(), "then it starts afresh"
+    assert Events.read(store, "none-valid")[-1]["starts_over"]
+    machine.mirror.start()
+    for number in range(5):
+        machine.save({"model.pt": b"anew %d" % number})
+    assert [e.step for e in entries(store) if e.is_left_behind] == [2], "and the newest stays"
+
+
+def test_an_end_without_a_word_counts_only_against_what_may_be_half_a_save(
+    new_machine: NewMachine, store: Store
+) -> None:
+    _leave_a_half_save_after_a_whole_one(new_machine)
+    begun = []
+    for number in range(1, 6):
+        machine = new_machine(f"machine-{number}", quiet_seconds=0.05)
+        begun.append((machine.folder / "model.pt").read_bytes())
+        machine.mirror.count_failure("", "exit code 1")
+        machine.end(exit_code=1)
+    assert begun == [b"ha", b"ha", b"whole", b"whole", b"whole"]
 
 
 def test_failures_elsewhere_or_at_two_places_never_count_against_a_snapshot(
@@ -211,10 +232,13 @@ def test_a_program_that_replaces_whole_files_keeps_its_last_when_it_exits_in_a_s
     machine.mirror.start()
     watcher = machine.mirror._watcher
     for number in (1, 2):
-        looked = watcher._quiet.listing
-        machine.write({"part": b"%d" % number})
-        (machine.folder / "part").rename(machine.folder / "model.pt")
-        wait_until(lambda seen=looked: watcher._quiet.listing is not seen, machine.mirror)
+        for is_written in (False, True):
+            looked = watcher._quiet.listing
+            if is_written:
+                (machine.folder / "part").rename(machine.folder / "model.pt")
+            else:
+                machine.write({"part": b"%d" % number})
+            wait_until(lambda seen=looked: watcher._quiet.listing is not seen, machine.mirror)
     with (machine.folder / "part").open("wb") as stream, machine.mirror.signalling():
         stream.write(b"ha")
     machine.mirror.request("emergency")
@@ -230,3 +254,39 @@ def test_what_a_program_saves_when_it_is_told_is_taken_at_its_exit(new_machine: 
     machine.mirror.request("emergency")
     machine.write({"model.pt": b"whole"})
     assert machine.end(143)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_program_that_empties_its_folder_displaces_no_snapshot(
+    new_machine: NewMachine, store: Store, size: int
+) -> None:
+    def first() -> Machine:
+        machine = new_machine(f"machine-{len(Events.read(store, 'committed'))}", quiet_seconds=0.1)
+        machine.mirror.start()
+        return machine
+
+    machine = first()
+    machine.write({"config.json": b"{}", "model.pt": bytes(size)})
+    wait_for_snapshot(machine, 1)
+    machine.vanish()
+    machine = first()
+    for path in machine.folder.iterdir():
+        path.unlink()
+    machine.write({"config.json": b"{...}"})
+    wait_until(lambda: machine.mirror._watcher.was_emptied, machine.mirror)
+    machine.mirror.request("emergency")
+    assert not machine.end(143), "less than there was is no save"
+    for life in (1, 2):
+        machine = first()
+        assert (machine.folder / "model.pt").exists()
+        for path in machine.folder.iterdir():
+            path.unlink()
+        wait_until(lambda m=machine: m.mirror._watcher.was_emptied, machine.mirror)
+        for number in range(4):
+            machine.write({"model.pt": bytes([life, number]) * size})
+            wait_for_snapshot(machine, entries(store)[-1].step + 1)
+        machine.vanish()
+        assert entries(store)[0].step == 1, "the work of the first life is there to go back to"
+    told = [event["message"] for event in Events.read(store, "emptied")]
+    assert len(told) == 2
+    assert all(f"reopen --from-checkpoint 1 --run-uri {store.uri}" in text for text in told)
