@@ -17,6 +17,8 @@ from stacks.guard.settings import GuardSettings
 
 # 2: sizes, markets and prices of attempts; what was done once, and notes to send.
 FORMAT = 2
+# EC2 lists an instance at least this long after its end.
+LISTED_SECONDS = 3600.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -141,6 +143,9 @@ class Ledger:
             # Without a time of EC2's, the end counts from when it is first seen.
             until = min(now, one.ended or now) if one is not None else now
             if attempt.is_live:
+                # EC2 has forgotten it since the last call that could keep anything: why it ended
+                # is not known, so it is held against nobody.
+                attempt.is_taken_back |= one is None and now - attempt.seen > LISTED_SECONDS
                 more = settings.storage_usd_per_hour
                 most = settings.usd_per_hour(attempt.size, ON_DEMAND) + more
                 prices = [(0.0, most)]

@@ -111,6 +111,17 @@ def test_the_last_interval_of_a_spot_machine_is_billed_at_the_last_price_that_is
     assert ledger.billed_usd() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("hours", "is_barren"), [(0.5, True), (2.0, False)])
+def test_a_machine_that_ec2_forgot_between_two_calls_is_held_against_nobody(
+    hours: float, is_barren: bool
+) -> None:
+    """After an hour without S3 it may have been Spot; one without tags vanishes at once."""
+    ledger = Ledger()
+    ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
+    ledger.observe(SETTINGS, [], (1 + hours) * HOUR, SEEN)
+    assert bool(ledger.barren_attempts()) == is_barren
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"attempts": 3}', b'{"attempts": {"i": {}}}'])
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):

@@ -77,7 +77,9 @@ def optimize_with(monkeypatch: pytest.MonkeyPatch, kind: type[Optimizer]) -> Non
 
 
 @pytest.mark.parametrize(
-    "make", [Odd, lambda: Odd("tensor"), lambda: nn.LazyLinear(1), None], ids=str
+    "make",
+    [Odd, lambda: Odd("tensor"), lambda: nn.LazyLinear(1), None],
+    ids=["extra state", "a tensor of it", "lazy", "closure"],
 )
 def test_it_resumes_bit_for_bit(
     run: Run,
