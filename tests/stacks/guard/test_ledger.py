@@ -117,7 +117,7 @@ def test_a_machine_that_ec2_forgot_between_two_calls_is_held_against_nobody(
 ) -> None:
     """After an hour without S3 it may have been Spot; one without tags vanishes at once."""
     ledger = Ledger()
-    ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
+    ledger.observe(SETTINGS, [_instance("i-1", 60.0)], HOUR, SEEN)
     ledger.observe(SETTINGS, [], (1 + hours) * HOUR, SEEN)
     assert bool(ledger.barren_attempts()) == is_barren
 
