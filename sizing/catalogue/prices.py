@@ -293,9 +293,5 @@ def age_note(prices: Iterable[Price | None], today: date | None = None) -> str:
     ages = ", ".join(
         f"{basis} {(today - day).days} days old ({day})" for basis, day in sorted(oldest.items())
     )
-    warning = (
-        " WARNING: old; python -m sizing catalogue --refresh asks AWS, --usd-per-hour replaces one."
-        if is_old
-        else ""
-    )
+    warning = " WARNING: old; python -m sizing catalogue --refresh asks AWS." if is_old else ""
     return f"Prices: {ages}.{warning}"

@@ -504,18 +504,15 @@ def old_prices(found: Sequence[PlannedSize]) -> str:
         change += f"{other.name} wins" if other and usd > other.usd else f"it costs ${usd:.2f}"
     else:
         change = "none newer is known"
-        change += (
-            f"; {other.name} wins if it rises {other.usd / first.usd - 1:.0%}" if other else ""
-        )
-    return f"OLD PRICE: {asked.size}'s is {price.days_old} days old ({price.day}), {change}"
+        change += f"; {other.usd / first.usd - 1:.0%} more: {other.name} wins" if other else ""
+    return f"OLD PRICE: {asked.size}'s is of {price.day}, {change}"
 
 
 def _own_images(shown: Sequence[PlannedSize]) -> list[str]:
     names = [e.plan.request.size for e in shown if e.plan.inputs.instance.needs_own_image]
     if not names:
         return []
-    return [f"{', '.join(names)}: not in the default image's release note, so take an image of "
-            "your own that supports it (-c pytorch_ami_parameter=ami-...)"]  # fmt: skip
+    return [f"{', '.join(names)}: needs an image of your own (-c pytorch_ami_parameter=ami-...)"]
 
 
 def _unseen(shown: Sequence[PlannedSize]) -> list[str]:

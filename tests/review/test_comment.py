@@ -29,7 +29,6 @@ def test_the_worst_stands_first(review_of: Callable[..., Review]) -> None:
         "### What keeps data",
         "### Resources",
         "### A run in progress",
-        "### Alarms",  # the size's planned goodput
         "### Cost and run time",
         "### What changes",
     ]

@@ -363,7 +363,7 @@ def test_every_alarm_reaches_a_topic_that_takes_it_and_a_key_that_opens(
 ) -> None:
     for deployed in (resources, all_on):
         alarms = [each for each in deployed.values() if each["Type"] == "AWS::CloudWatch::Alarm"]
-        assert len(alarms) == 11
+        assert len(alarms) == 12
         for alarm in alarms:
             (action,) = alarm["Properties"]["AlarmActions"]
             topic = deployed[action["Ref"]]["Properties"]

@@ -19,6 +19,7 @@ from training.workload import Train
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GOOD: dict[str, Any] = {
+    "rules_broken": [],
     "statements": 40,
     "statements_used": 30,
     "denied": [],

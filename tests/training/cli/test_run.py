@@ -48,11 +48,13 @@ def test_a_finished_run_has_its_deliverables(whole: Run) -> None:
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
     step = whole.lines("step")[0]
     fields = "kind stage step stage_step epoch generation loss lr samples_per_second metrics"
-    fields += " data_wait gradient_norm num_samples split_samples ids_sum ids_crc"
+    fields += " time data_wait gradient_norm num_samples split_samples ids_sum ids_crc"
     assert set(step) == set(fields.split())
     assert (step["step"], step["stage_step"], step["epoch"]) == (1, 1, 0)
     evaluation = whole.lines("evaluation")[0]
-    assert set(evaluation) == {"kind", "stage", "step", "epoch", "generation", "metrics"}
+    assert set(evaluation) == {
+        "kind", "stage", "step", "epoch", "generation", "metrics", "seconds",
+    }  # fmt: skip
     assert whole.lines("prepare")[0]["num_shards"] == 3
     assert whole.lines("resume")[0]["checkpoint"] is None
     commits = [(line["step"], line["checkpoint_kind"]) for line in whole.lines("commit")]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -56,7 +57,7 @@ def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: Progr
     """)
     assert run.attempt() == 0
     page = run.page
-    assert "finished: 0 snapshots in 1 attempt.</p>\n<p>Nothing trained for 0.0 s between" in page
+    assert re.search(r"finished: 0 snapshots in 1 attempt\.</p>\n<p>\d+ s of machines", page)
     assert "<td>final files</td><td>model/model.bin</td></tr><tr><td>exit code</td><td>0" in page
     assert "None yet" not in page
 
