@@ -19,7 +19,7 @@ WRITES = """
         {writes}
         time.sleep(0.5)
 """
-LINKED = "write('/tmp/out/a'); os.path.exists('runs') or os.symlink('/tmp/out', 'runs')"
+LINKED = "os.path.lexists('runs') or os.symlink('/tmp/out', 'runs'); write('/tmp/out/a')"
 SAVE_TO = "let it save to $SM_CHECKPOINT_DIR or below its working folder"
 
 
