@@ -47,11 +47,7 @@ def verify(trace: RunTrace) -> list[Verdict]:
         lacks: list[str] = []
         try:
             broken = list(check(trace, lacks))
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:  # of another version
+        except (KeyError, TypeError, AttributeError) as error:  # of another version
             broken, lacks = [], [f"its record has another form ({type(error).__name__}: {error})"]
         promise = check.__doc__ or ""
         found.append(Verdict(rule=rule, promise=promise, broken=broken, lacks=lacks))
@@ -101,12 +97,10 @@ def _commits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         for event in life
         if event["name"] == "committed"
     ]
-    excused, starts_over = (
-        {*_given_up(trace)},
-        any(
-            each.get("starts_over") or (each["name"] == "reopened" and not each.get("checkpoint"))
-            for each in trace.events
-        ),
+    excused = {*_given_up(trace)}
+    starts_over = any(
+        each.get("starts_over") or (each["name"] == "reopened" and not each.get("checkpoint"))
+        for each in trace.events
     )
     first = dict[int, int]()
     for line in trace.lines:
