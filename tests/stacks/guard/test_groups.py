@@ -48,6 +48,13 @@ def markets(scene: Scene) -> list[str]:
     return sorted(each.market for each in found if each.is_live and each.fleet_id == NAME)
 
 
+def _is_the_stacks(scene: Scene) -> None:
+    StackFleet.of(scene.fleet_id).cancel()
+    quick_client("ssm").put_parameter(
+        Name="/TrainingStack/fleet-id", Value=NAME, Type="String", Overwrite=True
+    )
+
+
 def test_a_new_fleet_is_empty_until_its_machine_is_requested(
     scene: Scene, fleet: StackFleet
 ) -> None:
@@ -105,13 +112,46 @@ def test_a_group_is_resumed_unless_a_person_suspended_it(
     assert resumed == [{"AutoScalingGroupName": NAME, "ScalingProcesses": ["Launch"]}]
 
 
+def test_a_zone_that_took_two_machines_rests_while_no_machine_runs(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    _is_the_stacks(scene)
+    found = quick_client("ec2").describe_subnets()["Subnets"][:2]
+    first, second = (each["SubnetId"] for each in found)
+    scene.variables["SUBNETS"] = f"{first},{second}"
+    scene.variables["HEARTBEAT_TIMEOUT_SECONDS"] = "36000"
+    scene.variables["USD_PER_HOUR"] = json.dumps({"g5.xlarge": {"spot": 0.4, "on-demand": 1.0}})
+
+    def zones() -> str:
+        described = quick_client("autoscaling").describe_auto_scaling_groups(
+            AutoScalingGroupNames=[NAME]
+        )
+        return str(described["AutoScalingGroups"][0]["VPCZoneIdentifier"])
+
+    def lose() -> None:
+        assert markets(scene) == [SPOT]
+        scene.tick()
+        scene.take_back(*scene.live())
+
+    scene.tick()
+    lose()
+    lose()
+    # A group ends a machine whose zone it loses: it already has the next one.
+    assert markets(scene) == [SPOT]
+    scene.tick()
+    assert zones() == first
+    # EC2's event reaches the Guard before the group replaces the machine.
+    scene.take_back(*scene.live())
+    scene.tick()
+    assert zones() == second
+    scene.tick(hours_later=2.5)
+    assert sorted(zones().split(",")) == sorted([first, second])
+
+
 def test_the_guard_starts_it_falls_back_to_on_demand_and_returns_to_spot(
     scene: Scene, fleet: StackFleet
 ) -> None:
-    StackFleet.of(scene.fleet_id).cancel()
-    quick_client("ssm").put_parameter(
-        Name="/TrainingStack/fleet-id", Value=NAME, Type="String", Overwrite=True
-    )
+    _is_the_stacks(scene)
     plan = {"stages": {"head": 3600.0}, "restart_seconds": 180.0, "save_seconds": 15.0}
     deadline = {
         "DEADLINE_HOURS": 1.5,
