@@ -11,7 +11,7 @@ READY := .venv/.ready
 WHEELS := .venv/wheels
 # Node comes from the virtual environment, so the machine needs no installation of it.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-CDK := npx --no-install cdk
+CDK := node_modules/.bin/cdk
 # A demo starts a dozen processes that import torch; without bytecode, each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -61,6 +61,7 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 	  find awscli/botocore/data -name '*.json' -size +8k -exec gzip --force {} +
 	@$(NPM_CI) --omit=dev
 	@ln -sf '$(CURDIR)/operate/runs' $(BIN)/runs
+	@$(BIN)/python -c 'import app'
 	@echo '$(TORCH_FROM)' >$@
 
 # Dependency groups of pyproject.toml, each with the packages that the lock lacks for it.
@@ -117,7 +118,7 @@ check-types:
 	@$(BIN)/mypy || { test $$? = 2 && echo "mypy: again, without workers" && $(BIN)/mypy --num-workers 0; }
 
 check-templates:
-	@$(CDK) synth --quiet --output out/check/cdk.out
+	@CDK_VALIDATION=true $(CDK) synth --quiet --output out/check/cdk.out
 	@$(BIN)/cfn-lint out/check/cdk.out/*.template.json
 
 check-style:
@@ -137,7 +138,7 @@ checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; stacks/chec
 	@for context in "" "-c kms=create -c access_logs=true" "-c dataset_bucket=my-data -c run_bucket=my-runs" \
 	  "-c review.repository=me@1/mine@2 -c review.oidc_provider=$(OIDC)"; do \
 	  rm -rf out/checkov; echo "== cdk synth $$context"; \
-	  npx --no-install cdk synth --quiet --output out/checkov $$context && \
+	  $(CDK) synth --quiet --output out/checkov $$context && \
 	  env -u BC_API_KEY .venv-checkov/bin/checkov --config-file stacks/checkov/config.yaml -d out/checkov || exit 1; done
 
 # checkov has its own environment, because it pins packages to versions that the project cannot use.

@@ -21,7 +21,7 @@ gc.disable()
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
 # The tests run in several processes: each, and its children, on one thread. More would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Half of a synthesis is CDK's own validation, whose findings are warnings: `make check` has it.
+# Half of a synthesis is CDK's own validation, which examples with an app of their own leave on.
 os.environ.setdefault("CDK_VALIDATION", "false")
 # A worker of xdist ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -108,5 +108,5 @@ def run_cdk(
 
 def start_cdk(children: Children, name: str, *arguments: str) -> Child:
     """Start one CLI command; do not wait."""
-    command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
+    command = ["node_modules/.bin/cdk", *arguments, "--ci", "--no-color"]
     return children.start(name, command)

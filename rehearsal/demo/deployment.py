@@ -232,6 +232,4 @@ def child_environment(aws: EmbeddedAws) -> dict[str, str]:
     # Runs and machines share the cores: a spinning thread would slow down those it waits for.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
-    # The embedded CloudFormation validates what it deploys against the same schemas.
-    spared = {"OMP_WAIT_POLICY": "PASSIVE", "CDK_VALIDATION": "false"}
-    return {**spared, **kept, **aws.environment(), "PATH": path}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, **aws.environment(), "PATH": path}

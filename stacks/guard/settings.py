@@ -6,20 +6,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import ClientError
-
-# A service that does not answer must not use up the function's time: the other duties need it.
-_QUICK = Config(
-    connect_timeout=3, read_timeout=8, retries={"mode": "standard", "total_max_attempts": 2}
-)
 
 
 @cache
 def quick_client(service: str) -> Any:
     """Return the client of a service, made once: creating one costs more than a call."""
-    return boto3.client(service, config=_QUICK)
+    # The app imports this module, and calls nothing: a third of a second for each synth.
+    import boto3
+    from botocore.config import Config
+
+    # A service that does not answer must not use up the function's time: the other duties need it.
+    retries = {"mode": "standard", "total_max_attempts": 2}
+    return boto3.client(service, config=Config(connect_timeout=3, read_timeout=8, retries=retries))
 
 
 def answer_or_none(call: Callable[..., Any], *codes: str, **request: Any) -> Any | None:
