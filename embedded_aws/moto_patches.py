@@ -315,6 +315,14 @@ def _write_value(key: Any, content: bytes) -> None:
 PATCHES.append(Patch(FakeKey, "value", property(_read_value, _write_value), _VALUE))
 
 
+def _itself(key: Any, _: Any) -> Any:
+    """Moto copies the bucket's content for each list of versions, and keeps every copy for ever."""
+    return key
+
+
+PATCHES.append(Patch(FakeKey, "__deepcopy__", _itself, None))
+
+
 def _auto_scaling(operation: str) -> Callable[[Any], ActionResult]:
     def answered(self: Any) -> ActionResult:
         """Moto's groups launch nothing on Spot, replace nothing, and know no activities."""

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
+from moto.s3.models import FakeKey
 
 from embedded_aws import EmbeddedAws
 from embedded_aws.moto_patches import PATCHES
@@ -248,6 +249,24 @@ def test_moto_reads_all_of_an_object_for_each_of_its_ranges(
     assert bytes_read_for_ranges(aws, "once") < 2 * 20 * 2**20
     without("value")
     assert bytes_read_for_ranges(aws, "ten-times") > 10 * 20 * 2**20
+
+
+def test_moto_keeps_a_copy_of_a_bucket_for_each_list_of_its_versions(
+    aws: EmbeddedAws, without: Without
+) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket="listed")
+    s3.put_object(Bucket="listed", Key="one", Body=b"1")
+
+    def kept() -> int:
+        before = len(FakeKey.instances_tracked)
+        (one,) = s3.list_object_versions(Bucket="listed")["Versions"]
+        assert (one["Size"], one["IsLatest"]) == (1, True)
+        return len(FakeKey.instances_tracked) - before
+
+    assert kept() == 0
+    without("__deepcopy__")
+    assert kept() > 0
 
 
 def test_moto_gives_an_endpoint_no_group_and_needs_no_dns(fleets: Fleets, without: Without) -> None:
