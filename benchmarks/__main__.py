@@ -18,8 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "public trainers and save habits, killed on purpose",
         "benchmarks.kills.kill_table",
     ),
-    "walks": ("files and functions behind a start, a save, a notice", "benchmarks.walks"),
-    "house": ("lines, doors and flags of this checkout or another", "benchmarks.house"),
+    "house": ("each room's lines and door", "benchmarks.house"),
 }
 
 

@@ -1,12 +1,10 @@
-"""How large each room is, how wide its door, and how much a user can type.
+"""How large each room is, and how wide its door.
 
-A room is a package that others enter by its door, the names in its `__all__`. Tracked Python files
-are read as text, so an older checkout can be measured: its folders count as the rooms they became.
+A room is a package that others enter by its door, the names in its `__all__`.
 """
 
 import argparse
 import ast
-import json
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,23 +14,15 @@ from typing import Any
 from benchmarks import REPOSITORY
 
 THE_ROOT = "the root"
-# By the beginning of a path: its room, the first that applies. Every other folder is a room itself.
-_DURABLE_FOLDERS = ("store", "record", "attempt", "save", "report", "program")
-_DURABLE_FILES = ("errors", "tally", "sources", "dataset_output", "data_report", "source_layout")
-ROOMS: Mapping[str, str] = {
-    **{f"{room}/": room for room in ("training/workloads", "training/proof", "training/durable")},
-    # Until fc606318.
-    **{f"training/{folder}/": "training/durable" for folder in _DURABLE_FOLDERS},
-    **{f"training/{file}.py": "training/durable" for file in _DURABLE_FILES},
-    **dict.fromkeys(("cloudformation/", "rehearsal/aws/", "rehearsal/faults.py"), "embedded_aws"),
-}
+# The rooms within training/; every other folder is a room itself.
+INNER = ("training/workloads", "training/proof", "training/durable")
 
 
 def room_of(path: str) -> str:
     """Return the room of a file; a test's is that of what it tests."""
     path = path.removeprefix("tests/").replace("/test_", "/")
-    named = (room for start, room in ROOMS.items() if path.startswith(start))
-    return next(named, path.partition("/")[0] if "/" in path else THE_ROOT)
+    inner = (room for room in INNER if path.startswith(f"{room}/"))
+    return next(inner, path.partition("/")[0] if "/" in path else THE_ROOT)
 
 
 def sources(tree: Path) -> dict[str, ast.Module]:
@@ -68,26 +58,12 @@ def doubled_classes(files: Mapping[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    command.add_argument(
-        "--tree", type=Path, default=REPOSITORY, help="another checkout; default: this one"
-    )
+    """Add nothing: the rooms are this checkout's."""
 
 
-def run(given: argparse.Namespace) -> int:
-    """Print the rooms, then what a user can type."""
-    if not (given.tree / ".git").exists():
-        raise ValueError(f"--tree is {given.tree}, not a git checkout; pass its folder")
-    files = sources(given.tree)
-    rows, figures = rooms(given.tree, files), typed(given.tree, files)
-    if given.json:
-        print(json.dumps({"rooms": rows, "figures": figures}, indent=2))
-        return 0
-    from sizing import show_table
-
-    show_table(rows, title="rooms")
-    show_table([{"what": what, "number": number} for what, number in figures.items()])
-    return 0
+def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return one row per room, then their sum."""
+    return rooms(REPOSITORY, sources(REPOSITORY))
 
 
 def rooms(tree: Path, files: Mapping[str, ast.Module]) -> list[dict[str, Any]]:
@@ -157,23 +133,3 @@ def _named(package: ast.Module | None) -> int | None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return len(ast.literal_eval(node.value))
     return None
-
-
-def typed(tree: Path, files: Mapping[str, ast.Module]) -> dict[str, int]:
-    """Count what a user can type, from the frozen list of it, and the class of parameters."""
-    path = tree / "tests" / "command_line.txt"
-    lines = path.read_text().splitlines() if path.exists() else []
-    flags = [line.split() for line in lines if line.rpartition(" ")[2].startswith("--")]
-    fields = [
-        sum(isinstance(each, ast.AnnAssign) for each in node.body)
-        for module in files.values()
-        for node in module.body
-        if isinstance(node, ast.ClassDef) and node.name == "ParameterFields"
-    ]
-    return {
-        "names that -c takes": sum(line.startswith("cdk -c ") for line in lines),
-        "fields of their class": sum(fields),
-        "commands with flags": len({tuple(words[:-1]) for words in flags}),
-        "flags, each name once": len({words[-1] for words in flags}),
-        "doubled class names": len(doubled_classes(files)),
-    }

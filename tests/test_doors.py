@@ -17,7 +17,7 @@ DOORS = {
     "rehearsal": 0,
     "sizing": 60,
     "stacks": 17,
-    "training": 52,
+    "training": 51,
     "training.durable": 90,
     "training.proof": 6,
     "training.workloads": 0,

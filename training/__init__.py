@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from training.cli.main import main
     from training.engine.attempt import run_workload
     from training.engine.job import PrepareProxy, ResolvedWorkload, Restaged, RunOptions, TrainProxy
-    from training.engine.parallel import parallel
     from training.engine.stage_checks import checked_order, problems, samples_of
     from training.evaluation_files import Captioned, write_moving, write_sheet, write_table
     from training.numerics import configure
@@ -49,6 +48,6 @@ __all__ = [  # noqa: RUF022
     "commit",
     # the trainer, for those that run, prove and measure it
     "PrepareProxy", "ResolvedWorkload", "Restaged", "RunOptions", "TrainProxy", "checked_order",
-    "configure", "load_workload", "main", "parallel", "parse_overrides", "problems", "run_workload",
+    "configure", "load_workload", "main", "parse_overrides", "problems", "run_workload",
     "samples_of", "train_steps",
 ]

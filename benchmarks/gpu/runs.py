@@ -1,9 +1,13 @@
-"""Measurements on runs of the trainer: equality, the cost of determinism and others, the ladder."""
+"""The machine, and measurements on runs of the trainer: equality, the cost of determinism etc."""
 
-import json
+import os
+import platform
+import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+
+import torch
 
 from benchmarks.gpu.session import Session, last_line, override_options, rate_of
 from contract.errors import Exit
@@ -16,6 +20,20 @@ _SMALL = "training.proof.torture.small_workload:SMALL"
 _TRAJECTORY = {"num_threads": 1, "time_average_epochs": 1, "num_shards": 2}
 
 Overrides = Mapping[str, object]
+
+
+def machine(session: Session) -> None:
+    """Describe the machine and the software."""
+    if session.is_dry:
+        session.row("GPU, driver, memory", "none: a dry run on the CPU")
+    else:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total"]
+        done = subprocess.run(
+            [*query, "--format=csv,noheader"], capture_output=True, text=True, check=False
+        )
+        session.row("GPU, driver, memory", done.stdout.strip())
+    versions = (platform.python_version(), torch.__version__, torch.version.cuda, os.cpu_count())
+    session.row("Python, torch, CUDA, vCPUs", ", ".join(map(str, versions)))
 
 
 def equality(session: Session) -> None:
@@ -145,18 +163,3 @@ def _rated(session: Session) -> Iterator[_Rated]:
         stages=("tokenizer", "transformer"),
         variants=exact,
     )
-
-
-def ladder(session: Session) -> None:
-    """Check that a batch that exceeds a memory limit climbs to a rung that fits."""
-    limit = 300 if session.is_dry else 6000
-    overrides = session.growth(dense_steps=4, global_batch=128, micro_batch=128)
-    log = session.folder / "ladder.log"
-    given = session.run_options("ladder", "growth", "laptop", session.dataset("growth", 2000))
-    given += override_options(overrides)
-    code = session.training([*given, f"--memory-limit-mib={limit}"], log)
-    path = session.folder / "ladder" / "adaptation.json"
-    trials = json.loads(path.read_text())["trials"] if path.exists() else []
-    detail = "; ".join(f"{'+'.join(t['rungs']) or 'as it is'}: {t['outcome']}" for t in trials)
-    name = f"batches of 128 under {limit} MiB"
-    session.row(name, "finished" if code == 0 else f"FAILED: {code}", detail or last_line(log))

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,18 +54,6 @@ class Session:
     def row(self, what: str, value: object, verdict: str = "") -> None:
         """Print a row of the table."""
         print(json.dumps({"what": what, "value": str(value), "verdict": verdict}), flush=True)
-
-    def timed(self, act: Callable[[], object]) -> float:
-        """Return the seconds that `act` takes, until the device has finished."""
-        self._synchronize()
-        began = time.perf_counter()
-        act()
-        self._synchronize()
-        return time.perf_counter() - began
-
-    def _synchronize(self) -> None:
-        if not self.is_dry:
-            torch.cuda.synchronize()
 
     def growth(self, **overrides: object) -> dict[str, object]:
         """Return overrides of growth's laptop recipe that leave one phase worth measuring."""

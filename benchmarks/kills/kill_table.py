@@ -88,7 +88,7 @@ ROWS: Sequence[Row] = (
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = REPOSITORY / "docs" / "kill-table.md"
-_HIDDEN = ("way", "faults", "versions")
+_HIDDEN = ("way", "faults", "versions", "users_must")
 _FIRST = "## Public trainers"
 
 
@@ -105,16 +105,14 @@ def page_text(lines: Sequence[Mapping[str, Any]]) -> str:
             }
             for one in chosen
         ]
-        versions = {line["script"]: line["versions"] for line in chosen}
+        said = {
+            one["script"]: f"- **{one['script']}** ({one['versions']}): {one['users_must']}"
+            for one in chosen
+            if one["users_must"]
+        }
         notes = [
-            textwrap.fill(
-                f"- **{row.name}** ({versions[row.name]}): {row.users_must}",
-                width=100,
-                subsequent_indent="  ",
-                break_on_hyphens=False,
-            )
-            for row in ROWS
-            if row.users_must and row.name in versions
+            textwrap.fill(text, width=100, subsequent_indent="  ", break_on_hyphens=False)
+            for text in said.values()
         ]
         parts += [title, "", markdown_table(rows), "", *notes, *[""] * bool(notes)]
     return parts[0] + "\n".join(parts[1:]).rstrip() + "\n"
@@ -123,7 +121,7 @@ def page_text(lines: Sequence[Mapping[str, Any]]) -> str:
 def write_page(lines: Sequence[Mapping[str, Any]]) -> None:
     """Add these lines to the kept ones, or replace them, and write the page."""
     known = {(line["script"], line["way"]): line for line in [*read_results(), *lines]}
-    order = product((row.name for row in ROWS), WAYS)
+    order = product(dict.fromkeys(script for script, _ in known), WAYS)
     kept = [known[key] for key in order if key in known]
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     PAGE.write_text(page_text(kept))
@@ -217,7 +215,8 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
                     num_faults += met()
                 bad = "; ".join([*runs[-1].torn, *runs[-1].mismatched, *runs[-1].never_back])
                 print(f"[kills] {what}: {runs[-1].kills} kills; {bad or 'ok'}", file=sys.stderr)
-        yield {**table_line(row, way, whole, cells), "faults": num_faults, "versions": versions}
+        line = table_line(row, way, whole, cells)
+        yield {**line, "faults": num_faults, "versions": versions, "users_must": row.users_must}
     if row.requirements:
         shutil.rmtree(environment)
 

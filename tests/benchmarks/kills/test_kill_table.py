@@ -54,7 +54,7 @@ def test_a_line_says_which_exits_tore_and_what_is_beyond_the_bound() -> None:
 
 
 def test_fails_rows_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown rows: caffe; known: accelerate"):
+    with pytest.raises(ValueError, match="unknown rows: caffe; known: huggingface"):
         measure(given(tmp_path, rows=["caffe"]))
 
 
