@@ -31,13 +31,6 @@ Name: TypeAlias = Literal[
 ]
 # In the order of writing.
 NAMES: tuple[Name, ...] = get_args(Name)
-# Variables that preceded TRAINER_OPTIONS, each with its option: the machine's template may be older
-# than its run's bundle, or newer.
-OLDER_NAMES = {
-    **{name: name.lower() for name in ("CHECKPOINT_INTERVAL", "NOTICE_POLICY")},
-    **{name: name.lower() for name in ("LEASE_TTL_SECONDS", "NAN_RETRIES", "NAN_SKIPS")},
-    "CHECKPOINTS_KEPT": "keep",
-}
 
 # What DATA_MOUNT holds: the volume of the launch template, or the machine's own disks.
 DATA_PLACES = ("ebs", "nvme")

@@ -1,7 +1,7 @@
 """Rewrite run.env for the older bundle that a run keeps, which refuses names it does not know.
 
-The launch template may have gained variables and trainer options since the run started, and
-TRAINER_OPTIONS replaces several. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
+The launch template may have gained variables and trainer options since the run started. Run:
+python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
 """
 
 import subprocess
@@ -9,8 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from contract.run_env import OLDER_NAMES
-from contract.trainer_options import OPTIONS, read_words, write_words
+from contract.trainer_options import read_words, write_words
 from userdata.run_env import read_run_env, write_run_env
 
 EXAMPLE = "userdata/run.env.example"
@@ -25,18 +24,11 @@ def cut(run_env: Path, bundle: Path) -> list[str]:
     names = read_run_env(known).keys()
     known.unlink()
     variables = read_run_env(run_env)
-    options = read_words(variables.pop("TRAINER_OPTIONS", "").strip('"'))
+    options = read_words(variables["TRAINER_OPTIONS"].strip('"'))
+    understood = set(_options_of(bundle))
+    words = {name: text for name, text in options.items() if name in understood}
     kept = {name: value for name, value in variables.items() if name in names}
-    if "TRAINER_OPTIONS" in names:
-        understood = set(_options_of(bundle))
-        words = {name: text for name, text in options.items() if name in understood}
-        kept["TRAINER_OPTIONS"] = f'"{write_words(words)}"'
-    else:
-        understood = set(OLDER_NAMES.values())
-        for name, option in OLDER_NAMES.items():
-            if name in names:
-                kept[name] = options.get(option, OPTIONS[option].default or "")
-    write_run_env(run_env, kept)
+    write_run_env(run_env, {**kept, "TRAINER_OPTIONS": f'"{write_words(words)}"'})
     ignored = [f"train.{name}" for name in options if name not in understood]
     return sorted([*(variables.keys() - names), *ignored])
 

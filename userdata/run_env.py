@@ -1,6 +1,6 @@
 """Check run.env against contract/run_env.py: every name known, none missing, every value valid.
 
-It first rewrites what an older template wrote. A refusal is one sentence that says what is wrong.
+A refusal is one sentence that says what is wrong.
 Run: python3 -m userdata.run_env FILE
 """
 
@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contract.errors import Exit
-from contract.run_env import NAMES, OLDER_NAMES, find_fault
-from contract.trainer_options import write_words
+from contract.run_env import NAMES, find_fault
 
 EXAMPLE = Path(__file__).with_name("run.env.example")
 
@@ -33,14 +32,6 @@ def write_run_env(path: Path, variables: Mapping[str, str]) -> None:
     path.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
 
 
-def upgraded(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with TRAINER_OPTIONS in place of what an older template wrote."""
-    older = {option: variables[name] for name, option in OLDER_NAMES.items() if name in variables}
-    options = {"TRAINER_OPTIONS": f'"{write_words(older)}"'} if older else {}
-    kept = {name: value for name, value in variables.items() if name not in OLDER_NAMES}
-    return {**options, **kept}
-
-
 def find_faults(variables: dict[str, str]) -> list[str]:
     """Return what is wrong with a run.env, one sentence per fault."""
     known = read_run_env(EXAMPLE)
@@ -60,16 +51,13 @@ def main() -> int:
     """Print the verdict on the file given as the argument."""
     path = Path(sys.argv[1])
     try:
-        given = read_run_env(path)
-        variables = upgraded(given)
+        variables = read_run_env(path)
         faults = find_faults(variables)
     except ValueError as error:
         faults = [str(error)]
     if faults:
         print("; ".join(faults), file=sys.stderr)
         return Exit.CONFIG
-    if variables != given:
-        write_run_env(path, variables)
     print(f"{len(variables)} variables for run {variables['RUN_ID']}")
     return 0
 

@@ -15,15 +15,7 @@ CDK_JSON = (Path(__file__).parents[1] / "cdk.json").resolve()
 QUALIFIER = "@aws-cdk/core:bootstrapQualifier"
 # cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan", "by-wait")
-# Former names of parameters, and their current ones.
-_OLDER_NAMES = {
-    "checkpoints_kept": "train.keep",
-    "root_initialization_mib_per_second": "root_volume.initialization_mib_per_second",
-    **{option: f"train.{option}" for option in OPTIONS},
-    **{name.replace(".", "_"): name for name in KINDS if "." in name},
-    **{name.partition(".")[2]: name for name in KINDS if name.startswith("guard.")},
-}
-# Former parameters that are now only in program.json.
+# What is a program's, by the name that one may guess, and its name in program.json.
 _OF_PROGRAMS = {
     "hyperparameter": "hyperparameters",
     "env": "environment",
@@ -67,21 +59,18 @@ def flatten(context: Mapping[str, object]) -> dict[str, object]:
 
 
 def refuse_unknown_names(given: Mapping[str, object]) -> None:
-    """Refuse a name that is not a parameter: say what it is now, or suggest the nearest."""
+    """Refuse a name that is not a parameter, and suggest the nearest."""
     known = [*KINDS, *(f"train.{option}" for option in OPTIONS)]
-    for name, value in given.items():
+    for name in given:
         if name in known or name.removeprefix("tags.") not in ("", name):
             continue
-        if name in _OLDER_NAMES:
-            now = _OLDER_NAMES[name]
-            what = "a trainer option" if now.startswith("train.") else f"now {now}"
-            raise ValueError(f"{name} is {what}: -c {now}={value}")
         if (first := name.partition(".")[0]) in _OF_PROGRAMS:
             raise ValueError(
                 f"{name} is for programs: write it into its {Path(PROGRAM_FILE).name}, as part of "
                 f'"{_OF_PROGRAMS[first]}" (docs/your-script.md)'
             )
-        near = difflib.get_close_matches(name, known, n=1)
+        near = [each for each in known if each.endswith(f".{name}")]
+        near = near or difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         raise ValueError(f"context {name!r} is unknown; {hint}")
 

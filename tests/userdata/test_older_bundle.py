@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.run_env import OLDER_NAMES
 from userdata import run_env
 from userdata.older_bundle import EXAMPLE, main
 
@@ -20,7 +19,7 @@ def rewritten(
 ) -> dict[str, str]:
     """The run.env of a newer template, after it was rewritten for a bundle with this example."""
     path, bundle = folder / "run.env", folder / "bundle.zip"
-    given = {**run_env.upgraded(run_env.read_run_env(run_env.EXAMPLE)), "TRAINER_OPTIONS": options}
+    given = {**run_env.read_run_env(run_env.EXAMPLE), "TRAINER_OPTIONS": options}
     run_env.write_run_env(path, given)
     path.write_text(path.read_text() + NEWER)
     with zipfile.ZipFile(bundle, "w") as archive:
@@ -42,24 +41,6 @@ def test_what_an_older_bundle_would_refuse_is_taken_out_and_named(
     assert after["TRAINER_OPTIONS"] == KNOWN[:-1] + ' nan_skips=1"'
     sentence = "ignoring FROM_TOMORROW, train.watchdog_seconds, unknown to the run's older bundle"
     assert sentence in capsys.readouterr().out
-
-
-def test_a_bundle_from_before_the_options_finds_its_own_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    example = TEXT.replace("TRAINER_OPTIONS", "#")
-    after = rewritten(tmp_path, monkeypatch, example, OPTIONS)
-    assert sorted(after) == sorted(
-        line.partition("=")[0] for line in example.splitlines() if line and line[0] != "#"
-    )
-    assert {name: after[name] for name in OLDER_NAMES} == {
-        "CHECKPOINT_INTERVAL": "600s",
-        "CHECKPOINTS_KEPT": "4",
-        "NAN_SKIPS": "1",
-        "NOTICE_POLICY": "train-on",
-        "LEASE_TTL_SECONDS": "30",
-        "NAN_RETRIES": "2",
-    }
 
 
 def test_a_bundle_that_knows_every_name_changes_nothing(

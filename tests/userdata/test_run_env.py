@@ -6,18 +6,17 @@ from pathlib import Path
 import pytest
 
 from contract.run_env import NAMES
-from contract.trainer_options import read_words
 from stacks.parameters import StackParameters
 from tests.stacks.templates import sample_run_env
 from tests.userdata.rig import USERDATA
-from userdata.run_env import find_faults, main, read_run_env, upgraded, write_run_env
+from userdata.run_env import find_faults, read_run_env
 
 EXAMPLE = USERDATA / "run.env.example"
 
 
 def example(**changes: str) -> dict[str, str]:
     """The example as boot reads it."""
-    return {**upgraded(read_run_env(EXAMPLE)), **changes}
+    return {**read_run_env(EXAMPLE), **changes}
 
 
 def test_example_is_itself_a_good_run_env() -> None:
@@ -75,32 +74,6 @@ def test_fails_on_an_impossible_value_by_its_name(name: str, value: str) -> None
 def test_fails_in_the_words_that_the_trainer_uses(options: str, sentence: str) -> None:
     (fault,) = find_faults(example(TRAINER_OPTIONS=f'"{options}"'))
     assert fault.startswith(f"TRAINER_OPTIONS: {sentence}")
-
-
-def test_what_an_older_template_wrote_is_read_as_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = {"CHECKPOINT_INTERVAL": "600s", "CHECKPOINTS_KEPT": "3,10epochs", "NAN_SKIPS": "2"}
-    path = tmp_path / "run.env"
-    variables = {**read_run_env(EXAMPLE), **older}
-    del variables["TRAINER_OPTIONS"]
-    write_run_env(path, variables)
-    monkeypatch.setattr("sys.argv", ["run_env", str(path)])
-    assert main() == 0
-    upgraded = read_run_env(path)
-    assert sorted(upgraded) == sorted(NAMES)
-    assert read_words(upgraded["TRAINER_OPTIONS"].strip('"')) == {
-        "checkpoint_interval": "600s",
-        "keep": "3,10epochs",
-        "nan_skips": "2",
-        "notice_policy": "train-on",
-        "lease_ttl_seconds": "30",
-        "nan_retries": "2",
-    }
-    # It is left as it is from then on.
-    before = path.read_bytes()
-    assert main() == 0
-    assert path.read_bytes() == before
 
 
 def test_fails_on_a_line_that_is_no_variable(tmp_path: Path) -> None:
