@@ -4,7 +4,7 @@ The architecture's defaults are DINO-4scale with ResNet-50 (arXiv:2203.03605): 4
 parameters. Recipes: one for a laptop, that of seed document 003, COCO in twelve published epochs.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from training import Settings, check_choice, check_fields
@@ -19,14 +19,14 @@ GROUPS = 32
 class Architecture:
     """A detector. Its attention sees `num_levels` maps, at strides of 8, 16, 32 and 64 pixels.
 
-    `backbone_norm="frozen_batch"` is for pretrained weights: their batch statistics are kept, and
-    stem and first stage do not learn. "group" is for random ones: it has no statistics that
-    a detector's small, padded batches could spoil.
+    A backbone with pretrained weights keeps their batch statistics, and its stem and first stage do
+    not learn; one with random weights normalizes in groups, without statistics that a detector's
+    small, padded batches could spoil.
     """
 
     num_classes: int
     backbone: _Backbone = "resnet50"
-    backbone_norm: Literal["frozen_batch", "group"] = "frozen_batch"
+    weights: Literal["random", "pretrained"] = "pretrained"
     width: int = 256
     num_heads: int = 8
     num_levels: int = 4
@@ -39,7 +39,7 @@ class Architecture:
     denoising_queries: int = 100
     label_noise: float = 0.5
     box_noise: float = 0.4
-    # The encoder's layers save no activations for backward, which recomputes them.
+    # To save memory, the encoder's layers are computed again in backward.
     recompute_encoder: bool = False
 
     def __post_init__(self) -> None:
@@ -80,32 +80,17 @@ _SETTINGS = Settings(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DetectionConfig:
+class DetectionConfig(Architecture):
     """Everything that determines a run's numbers, apart from data and machine."""
 
     seed: int = 0
     num_threads: int = 1
     deterministic: bool = True
 
-    # The model, with the fields of Architecture. The dataset has the names of the classes.
+    # The dataset has the names of the classes.
     num_classes: int = 2
-    backbone: _Backbone = "resnet50"
-    weights: Literal["random", "pretrained"] = "pretrained"
-    width: int = 256
-    num_heads: int = 8
-    num_levels: int = 4
-    num_points: int = 4
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    feed_forward: int = 2048
-    num_queries: int = 900
-    denoising_queries: int = 100
-    label_noise: float = 0.5
-    box_noise: float = 0.4
     # The implementation of its attention; "auto" takes the fastest on the machine.
     attention: Literal["auto", "triton", "reference", "deterministic"] = "auto"
-    # To save memory, the encoder's layers are computed again in backward.
-    recompute_encoder: bool = False
 
     # Images: the shorter side is one of `short_sides`, the longer at most `max_side`; batches are
     # padded to multiples of `pad_to`, which limits the number of shapes.
@@ -145,8 +130,8 @@ class DetectionConfig:
                 f"drop_epoch is {self.drop_epoch} of {self.epochs} epochs; use an epoch from 1 on "
                 "(the last one: no drop)"
             )
-        # This runs Architecture's own checks: heads, levels, noise.
-        _ = self.architecture
+        # dataclass(slots=True) creates a new class, which super() does not know.
+        Architecture.__post_init__(self)
 
     @property
     def epochs(self) -> int:
@@ -164,18 +149,6 @@ class DetectionConfig:
             raise ValueError(
                 f"short_sides is {self.short_sides!r}; use whole numbers with commas"
             ) from None
-
-    @property
-    def architecture(self) -> Architecture:
-        """The model, apart from its weights.
-
-        Pretrained weights keep their batch statistics; random weights have none worth keeping.
-        """
-        shared = {field.name for field in fields(Architecture)} & {f.name for f in fields(self)}
-        return Architecture(
-            **{name: getattr(self, name) for name in shared},
-            backbone_norm="frozen_batch" if self.weights == "pretrained" else "group",
-        )
 
 
 def laptop() -> DetectionConfig:

@@ -252,7 +252,7 @@ class TrainDetector(DetectionEvaluation):
 
     def model(self, i: Inputs) -> Detector:
         # `numerics` may later choose another, which saves no more than this for backward.
-        return Detector(self.config.architecture, "deterministic")
+        return Detector(self.config, "deterministic")
 
     def numerics(
         self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
@@ -346,7 +346,7 @@ class TrainDetector(DetectionEvaluation):
     def _loss(self, m: nn.Module, b: Batch, match: Match) -> Loss:
         c = self.config
         labels_BN, boxes_BN4 = b["labels"], b["boxes"]
-        noise = denoising(labels_BN, boxes_BN4, c.architecture) if c.denoising_queries else None
+        noise = denoising(labels_BN, boxes_BN4, c) if c.denoising_queries else None
         predictions = m(b["images"], b["sizes"], noise)
         found = criterion(predictions, labels_BN, boxes_BN4, match)
         # Averaged over objects, like the loss itself.

@@ -170,7 +170,7 @@ class _Backbone(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        is_frozen = architecture.backbone_norm == "frozen_batch"
+        is_frozen = architecture.weights == "pretrained"
         net = _resnet(architecture.backbone, _FrozenBatchNorm2d if is_frozen else _group_norm)
         self._folded = _fold(net)
         self.conv1, self.bn1, self.relu, self.maxpool = net.conv1, net.bn1, net.relu, net.maxpool

@@ -12,7 +12,7 @@ from training.workloads.detection.detector import Detector
 SMALL = Architecture(
     num_classes=3,
     backbone="resnet18",
-    backbone_norm="group",
+    weights="random",
     width=32,
     num_heads=4,
     num_points=2,

@@ -213,7 +213,7 @@ def resnet_and_backbone() -> tuple[nn.Module, _Backbone]:
     for name, tensor in net.state_dict().items():
         if tensor.ndim == 1 and "fc" not in name:
             tensor.uniform_(0.5, 1.5)
-    backbone = _Backbone(replace(SMALL, backbone_norm="frozen_batch"))
+    backbone = _Backbone(replace(SMALL, weights="pretrained"))
     state = net.state_dict()
     backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})
     return net, backbone
@@ -247,7 +247,7 @@ def test_a_folded_backbone_computes_in_channels_last_and_in_the_precision_asked_
 
 
 def test_with_frozen_statistics_stem_and_first_stage_do_not_learn() -> None:
-    backbone = _Backbone(replace(SMALL, backbone_norm="frozen_batch"))
+    backbone = _Backbone(replace(SMALL, weights="pretrained"))
     learning = {n.split(".")[0] for n, p in backbone.named_parameters() if p.requires_grad}
     assert learning == {"layer2", "layer3", "layer4"}
     assert all(p.requires_grad for p in _Backbone(SMALL).parameters())

@@ -268,7 +268,7 @@ def test_the_backbone_is_filled_with_imagenets_weights(monkeypatch: pytest.Monke
         return weights
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetched)
-    detector = Detector(replace(SMALL, backbone_norm="frozen_batch"))
+    detector = Detector(replace(SMALL, weights="pretrained"))
     load_backbone(detector)
     assert all(torch.equal(t, weights[n]) for n, t in detector.backbone.state_dict().items())
     [(url, options)] = asked
@@ -283,7 +283,7 @@ def test_fails_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         RunFailedError, match=r"resnet18 could not be fetched .* allow the download"
     ):
-        load_backbone(Detector(replace(SMALL, backbone_norm="frozen_batch")))
+        load_backbone(Detector(replace(SMALL, weights="pretrained")))
 
 
 def test_fails_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], wo
     ("changes", "sentence"),
     [
         ({"backbone": "resnet7"}, "backbone is 'resnet7'; use one of resnet18, resnet34, resnet50"),
-        ({"backbone_norm": "batch"}, "backbone_norm is 'batch'; use one of frozen_batch, group"),
+        ({"weights": "batch"}, "weights is 'batch'; use one of random, pretrained"),
         ({"num_classes": 0}, "num_classes is 0; use at least 1"),
         ({"denoising_queries": -1}, "denoising_queries is -1; use at least 0"),
         ({"num_levels": 5}, "num_levels is 5; use 3 or 4"),
