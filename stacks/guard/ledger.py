@@ -188,10 +188,11 @@ class Ledger:
             for fleet_id in {*self.at_zero, *capacity}
             if capacity.get(fleet_id, 0) == 0
         }
-        if own is None or own not in capacity:
-            return
-        if capacity[own] == 0 or any(each.is_live for each in self.attempts.values()):
+        # A machine ends the wait, also in a call in which EC2 says nothing of the fleet.
+        if capacity.get(own or "") == 0 or any(each.is_live for each in self.attempts.values()):
             self.waiting = 0.0
+            return
+        if own not in capacity:
             return
         ends = [each.seen for each in self.attempts.values() if each.launched > self.waiting]
         # An instance that came and went between two calls begins a new wait.

@@ -275,6 +275,20 @@ def test_a_wait_is_not_judged_by_a_head_that_was_not_read(scene: Scene, before: 
     assert reason.startswith("no instance for 7.1 hours")
 
 
+def test_a_machine_ends_the_wait_while_ec2_says_nothing_of_its_fleet(
+    scene: Scene, before: Any
+) -> None:
+    scene.end(*scene.live())
+    scene.tick(MAX_WAIT_HOURS=6)
+    scene.start()
+    before("DescribeSpotFleetRequests", _throttled)
+    with pytest.raises(GuardError, match="fleet"):
+        scene.tick(hours_later=7, MAX_WAIT_HOURS=6)
+    assert scene.capacity() > 0
+    before("nothing", _throttled)
+    assert scene.tick(hours_later=7.1, MAX_WAIT_HOURS=6)["action"] == "none"
+
+
 def test_a_head_that_was_deleted_was_heard_when_it_was_last_seen(scene: Scene, before: Any) -> None:
     """EC2 does not say either that a replacement boots; with its answer, the reason is the head."""
     scene.head("running")
