@@ -6,6 +6,7 @@ what is not required has a default, and a command that needs a method without on
 why. Before them comes what the loop passes to stages and what they return, immutable.
 """
 
+import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -438,6 +439,22 @@ class Train:
         """Draw what is found in images outside a dataset into `out` (`predict --images`)."""
         raise NotImplementedError
 
+    def continued(
+        self,
+        m: nn.Module,
+        i: Inputs,
+        prompts: Sequence[str],
+        num_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Sequence[str]:
+        """Continue texts (`predict --prompt`): the likeliest tokens at temperature 0, else drawn.
+
+        A prompt's text depends on the seed, not on the other prompts. `num_tokens` is at most so
+        many, 0 for as many as the recipe shows.
+        """
+        raise NotImplementedError
+
     def example(self, size: int) -> Batch:
         """A batch of `size` samples, each of the largest size (`measure`, the ladder).
 
@@ -486,6 +503,21 @@ class Train:
     def formats(self) -> Mapping[str, Writer]:
         """Return the formats in which other libraries read the model (`export --format`)."""
         return {}
+
+    def preprocessing(self) -> Mapping[str, Any]:
+        """Return what makes the model's input of a file, in words and numbers, for an export."""
+        return {}
+
+    def companions(
+        self, meta: Mapping[str, Any], read: Callable[[str], bytes]
+    ) -> Mapping[str, bytes]:
+        """Return the files that an export's weights need (`export --dataset-uri`), by name.
+
+        By default one with the dataset's classes and `preprocessing`; `read` reads a file of the
+        dataset.
+        """
+        about = {"classes": [*meta.get("classes", ())], "preprocessing": dict(self.preprocessing())}
+        return {"preprocessing.json": json.dumps(about, indent=1).encode()}
 
 
 C = TypeVar("C", bound=Config)

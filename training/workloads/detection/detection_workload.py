@@ -277,6 +277,11 @@ class TrainDetector(DetectionEvaluation):
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
+    def preprocessing(self) -> Mapping[str, Any]:
+        """Return the sides of an evaluated image; the model normalizes its pixels itself."""
+        c = self.config
+        return {"pixels": "RGB, 0 to 255", "shorter_side": c.sides[-1], "most": c.max_side}
+
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Refuse classes other than the model's, and more objects per image than it has queries."""
         num_classes, num_queries, found = self.config.num_classes, self.config.num_queries, []

@@ -101,7 +101,9 @@ def test_every_run_ends_with_a_report(interrupted: Run) -> None:
     assert "<th>first</th><th>second</th>" in page
     assert f"<tr><td>accuracy</td>{accuracies}</tr>" in page
     # What a reader asks first is answered first, in this order.
-    answers = re.findall(r"<td>(?:what|is|did) [\w ]+</td><td>(.+?)</td>", page.partition("<h2>")[0])
+    answers = re.findall(
+        r"<td>(?:what|is|did) [\w ]+</td><td>(.+?)</td>", page.partition("<h2>")[0]
+    )
     assert answers[0].startswith("tests.training.tiny")
     assert len(answers) == 5
     good = {stage: f"{of['accuracy']:.4g}" for stage, of in stages.items()}
