@@ -440,18 +440,12 @@ class Train:
         raise NotImplementedError
 
     def continued(
-        self,
-        m: nn.Module,
-        i: Inputs,
-        prompts: Sequence[str],
-        num_tokens: int,
-        temperature: float,
-        seed: int,
+        self, m: nn.Module, i: Inputs, prompts: Sequence[str], how: tuple[int, float, int]
     ) -> Sequence[str]:
-        """Continue texts (`predict --prompt`): the likeliest tokens at temperature 0, else drawn.
+        """Continue texts (`predict --prompt`). `how` is (most tokens, temperature, seed).
 
-        A prompt's text depends on the seed, not on the other prompts. `num_tokens` is at most so
-        many, 0 for as many as the recipe shows.
+        0 tokens are as many as the recipe shows; at temperature 0, the likeliest are taken. A
+        prompt's text depends on the seed, not on the other prompts.
         """
         raise NotImplementedError
 

@@ -254,17 +254,19 @@ def _predict(options: argparse.Namespace) -> int:
     stdout = sys.stdout
     if options.images is not None:
         return _draw(options)
-    if options.prompt:
-        return _continue(options)
+    for name, least in (("temperature", 0), ("tokens", 0), ("seed", -(2**63))):
+        if not least <= (given := getattr(options, name)) < 2**63:
+            raise UserError(f"--{name} is {given}; give {max(least, 0)} or more")
+    write = _write_texts if options.prompt else _write_predictions
     if options.out is not None:
         checked_file(options.out)
     with _trained(options) as trained, redirect_stdout(sys.stderr):
         if options.out is None:
-            _write_predictions(trained, options.split, stdout)
+            write(trained, options, stdout)
             return Exit.FINISHED
         with UnfinishedFile(options.out) as unfinished:
             with unfinished.path.open("w") as stream:
-                num = _write_predictions(trained, options.split, stream)
+                num = write(trained, options, stream)
             unfinished.place()
     print(f"[ok] {options.out}: {num} predictions")
     return Exit.FINISHED
@@ -294,34 +296,21 @@ def _draw(options: argparse.Namespace) -> int:
     return Exit.FINISHED
 
 
-def _continue(options: argparse.Namespace) -> int:
+def _write_texts(trained: "TrainedStage", options: argparse.Namespace, stream: TextIO) -> int:
     """Continue the user's own texts, one JSON line each."""
-    import torch
-
     from training.workload import Train, implements
 
-    for name, least in (("temperature", 0), ("tokens", 0), ("seed", -(2**63))):
-        if not least <= (given := getattr(options, name)) < 2**63:
-            raise UserError(f"--{name} is {given}; give {max(least, 0)} or more")
-    if options.out is not None:
-        checked_file(options.out)
-    with _trained(options) as trained, torch.no_grad():
-        stage = trained.stage
-        if not implements(stage, Train.continued):
-            raise UserError(f"stage {stage.name!r} cannot continue a text; leave --prompt out")
-        how = (options.tokens, options.temperature, options.seed)
-        texts = stage.continued(trained.model, trained.inputs, options.prompt, *how)
-    pairs = zip(options.prompt, texts, strict=True)
-    lines = [json.dumps({"prompt": prompt, "text": text}) for prompt, text in pairs]
-    if options.out is None:
-        print(*lines, sep="\n")
-    else:
-        options.out.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        print(f"[ok] {options.out}: {len(lines)} texts")
-    return Exit.FINISHED
+    stage, prompts = trained.stage, options.prompt
+    if not implements(stage, Train.continued):
+        raise UserError(f"stage {stage.name!r} cannot continue a text; leave --prompt out")
+    how = (options.tokens, options.temperature, options.seed)
+    texts = stage.continued(trained.model, trained.inputs, prompts, how)
+    for prompt, text in zip(prompts, texts, strict=True):
+        stream.write(json.dumps({"prompt": prompt, "text": text}) + "\n")
+    return len(texts)
 
 
-def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:
+def _write_predictions(trained: "TrainedStage", options: argparse.Namespace, stream: TextIO) -> int:
     from training.workload import Train, implements
 
     stage, num = trained.stage, 0
@@ -332,7 +321,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
         )
     between, is_list = "[", implements(stage, Train.result_list)
     classes = trained.inputs.dataset.meta.get("classes")
-    for micro, batch in trained.each_batch(split):
+    for micro, batch in trained.each_batch(options.split):
         predictions = stage.predict(trained.model, batch)
         if len(predictions) != len(micro.ids):
             raise UserError(

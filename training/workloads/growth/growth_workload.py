@@ -73,6 +73,8 @@ from training.workloads.growth.transitions import Transition, growth_layout
 
 _TEMPERATURE = 0.7
 _TOP_K = 20
+# transformers' class for a tokenizer.json of no model of its own.
+_FAST = "PreTrainedTokenizerFast"
 
 
 class TextEvaluation(Train):
@@ -137,16 +139,11 @@ class TextEvaluation(Train):
         path.write_text("\n".join(texts), encoding="utf-8")
 
     def continued(
-        self,
-        m: nn.Module,
-        i: Inputs,
-        prompts: Sequence[str],
-        num_tokens: int,
-        temperature: float,
-        seed: int,
+        self, m: nn.Module, i: Inputs, prompts: Sequence[str], how: tuple[int, float, int]
     ) -> Sequence[str]:
         """Continue each prompt up to the end of its text."""
         c, path, texts = self.config, i.dataset.file(TOKENIZER_FILE), []
+        num_tokens, temperature, seed = how
         vocabulary = read_vocabulary(path)
         for prompt, ids in zip(prompts, encode(load_tokenizer(path), prompts), strict=True):
             if not len(ids):
@@ -167,11 +164,7 @@ class TextEvaluation(Train):
         """Return the tokenizer as transformers reads it, and where generation stops."""
         end = meta["end_of_text"]
         written = {
-            "tokenizer_config.json": {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": END_OF_TEXT,
-                "clean_up_tokenization_spaces": False,
-            },
+            "tokenizer_config.json": {"tokenizer_class": _FAST, "eos_token": END_OF_TEXT},
             "generation_config.json": {"eos_token_id": end, "pad_token_id": end},
         }
         files = {name: json.dumps(content).encode() for name, content in written.items()}

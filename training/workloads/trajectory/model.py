@@ -40,13 +40,7 @@ from training.workloads.trajectory.clip_dataset import (
     open_dataset,
     split_failures,
 )
-from training.workloads.trajectory.clips import (
-    CLIP_SHAPE,
-    FRAME_SIZE,
-    NUM_FRAMES,
-    Float32s,
-    Frames,
-)
+from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE, Float32s, Frames
 from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
 from training.workloads.trajectory.forecast import FutureForecast, place_error
 
@@ -497,12 +491,6 @@ class TrainTimeTransformer(TrainClipClassifier):
     """A Transformer over what is seen in the frames of complete or partial clips."""
 
     config: TrajectoryConfig
-
-    def preprocessing(self) -> Mapping[str, Any]:
-        """Return how a video's frames are taken, which then go through the backbone."""
-        c = self.config
-        of_frames = {"side": FRAME_SIZE, "of_frames": NUM_FRAMES, "every": c.frame_stride}
-        return {**of_frames, "backbone": f"{c.weights} {c.backbone_layer}", "grid": c.grid}
 
     @property
     def num_frames(self) -> int:
