@@ -6,7 +6,6 @@ what is not required has a default, and a command that needs a method without on
 why. Before them comes what the loop passes to stages and what they return, immutable.
 """
 
-import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +24,7 @@ from contract.errors import UserError
 from training.durable import Brought, DataReport, FinishedFiles, Output, SourceFile, copy_in_splits
 from training.numerics import drawing_from as drawing_from
 from training.numerics import shuffled
+from training.rungs import Rung as Rung
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
 from training.stacking import stack
@@ -206,19 +206,6 @@ class Probe:
     build: Callable[[], nn.Module]  # on the CPU; its values do not matter
     batch: Batch  # the module's only argument
     size: int  # samples in the batch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """One step of the out-of-memory ladder: turns a config into one that needs less memory.
-
-    A rung that changes what is learned, such as the model's width, is not taken but offered, with
-    `override` as NAME=VALUE. Such rungs come last.
-    """
-
-    name: str
-    apply: Callable[[Any], Any]
-    override: str = ""
 
 
 # Writes a model, with its weights, to a new file or folder.
@@ -442,11 +429,7 @@ class Train:
     def continued(
         self, m: nn.Module, i: Inputs, prompts: Sequence[str], how: tuple[int, float, int]
     ) -> Sequence[str]:
-        """Continue texts (`predict --prompt`). `how` is (most tokens, temperature, seed).
-
-        0 tokens are as many as the recipe shows; at temperature 0, the likeliest are taken. A
-        prompt's text depends on the seed, not on the other prompts.
-        """
+        """Continue texts (`predict --prompt`); `how`: most tokens (or 0), temperature, seed."""
         raise NotImplementedError
 
     def example(self, size: int) -> Batch:
@@ -498,20 +481,11 @@ class Train:
         """Return the formats in which other libraries read the model (`export --format`)."""
         return {}
 
-    def preprocessing(self) -> Mapping[str, Any]:
-        """Return what makes the model's input of a file, in words and numbers, for an export."""
-        return {}
-
     def companions(
         self, meta: Mapping[str, Any], read: Callable[[str], bytes]
     ) -> Mapping[str, bytes]:
-        """Return the files that an export's weights need (`export --dataset-uri`), by name.
-
-        By default one with the dataset's classes and `preprocessing`; `read` reads a file of the
-        dataset.
-        """
-        about = {"classes": [*meta.get("classes", ())], "preprocessing": dict(self.preprocessing())}
-        return {"preprocessing.json": json.dumps(about, indent=1).encode()}
+        """Return what an export needs besides, by file name; `read` gives the dataset's files."""
+        return {}
 
 
 C = TypeVar("C", bound=Config)

@@ -175,7 +175,8 @@ def _companions(stage: "Train", uri: str) -> Mapping[str, bytes]:
             raise UserError(f"{store.uri} has no {name}; sync it again")
         return found.data
 
-    return stage.companions(meta, read)
+    found = {"classes.json": json.dumps(meta["classes"]).encode()} if "classes" in meta else {}
+    return {**found, **stage.companions(meta, read)}
 
 
 def _write_along(files: Mapping[str, bytes], out: Path) -> None:

@@ -3,9 +3,10 @@
 Legend: B batch, C channels, H height, W width, K classes.
 """
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -115,12 +116,15 @@ class TrainClassifier(Train):
             libraries = []
         return {**dict.fromkeys(libraries, write_for_library), "torch.export": write_program}
 
-    def preprocessing(self) -> Mapping[str, Any]:
+    def companions(
+        self, meta: Mapping[str, Any], read: Callable[[str], bytes]
+    ) -> Mapping[str, bytes]:
         """Return what an evaluation does to an image; an exported program normalizes itself."""
         side = self.config.image_size(-1)
         shorter = round(side / EVAL_RATIO)
         numbers = {"shorter_side": shorter, "middle": side, "mean": MEAN, "deviation": DEVIATION}
-        return {"pixels": "RGB, 0 to 255", **numbers}
+        steps = {"pixels": "RGB, 0 to 255", **numbers}
+        return {"preprocessing.json": json.dumps(steps).encode()}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Refuse another number of classes, an unknown architecture or an unsupported size."""
