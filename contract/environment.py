@@ -22,10 +22,9 @@ def warn_of_hidden(root: Path) -> None:
     for ours in (root / name / "__init__.py" for name in _ROOMS):
         spec = importlib.util.find_spec(ours.parent.name) if ours.is_file() else None
         if spec and spec.origin and Path(spec.origin).resolve() != ours.resolve():
-            theirs = Path(spec.origin).parent
             warnings.warn(
-                f"{theirs} hides {ours.parent} of the training stack; rename the former, or "
-                "`import` and `python -m` find that one",
+                f"{Path(spec.origin).parent} hides {ours.parent} of the training stack; rename the "
+                "former, or `import` and `python -m` find that one",
                 stacklevel=2,
             )
 

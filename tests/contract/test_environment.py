@@ -24,6 +24,6 @@ def test_a_folder_that_hides_one_of_ours_is_named(tmp_path: Path, name: str, is_
         check=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
-    said = f"{tmp_path / name} hides {REPOSITORY / name} of the training stack; rename the former"
+    said = f"{tmp_path / name} hides {REPOSITORY / name} of the training stack; rename the"
     assert (said in done.stderr) == is_told
     assert is_told or not done.stderr

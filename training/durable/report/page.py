@@ -123,15 +123,15 @@ def _good(history: History) -> str:
     stages = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     values = [line["values"] for line in history.lines if line["kind"] == "metrics"]
     if not stages:
-        last = {name: _readable(value) for each in values for name, value in each.items()}
-        return ", ".join(f"{name} {value}" for name, value in last.items()) or "not evaluated"
+        last = dict(pair for each in values for pair in each.items())
+        return ", ".join(f"{n} {_readable(v)}" for n, v in last.items()) or "not evaluated"
     *_, stage = stages
     name = next(iter(stages[stage]), "")
     of_all = {each: metrics[name] for each, metrics in stages.items() if name in metrics}
     chance = [x["facts"]["chance"] for x in history.lines if "chance" in (x.get("facts") or ())]
     of_all |= {"chance": chance[-1]} if chance and name in ("accuracy", "top1") else {}
-    mine = f"{name} of {stage} {_readable(of_all.pop(stage, ''))}"
-    return "; ".join([mine, *(f"{each} {_readable(value)}" for each, value in of_all.items())])
+    said = [f"{name} of {stage} {_readable(of_all.pop(stage, ''))}"]
+    return "; ".join(said + [f"{each} {_readable(value)}" for each, value in of_all.items()])
 
 
 def _verdict(history: History, record: RunConfig, head: Head) -> str:
