@@ -125,7 +125,7 @@ def _export(options: argparse.Namespace) -> int:
 
     checked_file(options.out)
     weights = Weights.read(options.run_uri, options.checkpoint)
-    along = {}
+    along: Mapping[str, bytes] = {}
     if options.dataset_uri is not None:
         along = _companions(_stage_of(options.run_uri, weights)[0], options.dataset_uri)
     with UnfinishedFile(options.out) as unfinished:
