@@ -1,5 +1,6 @@
 """`python -m rehearsal`; see rehearsal/rehearsal_command.py."""
 
+import io
 import signal
 import sys
 
@@ -10,6 +11,8 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in a file, too, before what stderr says next
     status = main()
     # All that remains is to exit: a late Ctrl-C would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

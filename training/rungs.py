@@ -4,13 +4,26 @@ A rung's name starts with its kind, and a workload's rungs come in the order of 
 ones cost no accuracy and little time; the last ones change the numbers, or are only offered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from training.settings import changed
-from training.workload import Rung
 
 KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rung:
+    """One step of the out-of-memory ladder: turns a config into one that needs less memory.
+
+    A rung that changes what is learned, such as the model's width, is not taken but offered, with
+    `override` as NAME=VALUE. Such rungs come last.
+    """
+
+    name: str
+    apply: Callable[[Any], Any]
+    override: str = ""
 
 
 def rung(name: str, *, override: str = "", **values: Any) -> Rung:

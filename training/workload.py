@@ -24,6 +24,7 @@ from contract.errors import UserError
 from training.durable import Brought, DataReport, FinishedFiles, Output, SourceFile, copy_in_splits
 from training.numerics import drawing_from as drawing_from
 from training.numerics import shuffled
+from training.rungs import Rung as Rung
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
 from training.stacking import stack
@@ -205,19 +206,6 @@ class Probe:
     build: Callable[[], nn.Module]  # on the CPU; its values do not matter
     batch: Batch  # the module's only argument
     size: int  # samples in the batch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """One step of the out-of-memory ladder: turns a config into one that needs less memory.
-
-    A rung that changes what is learned, such as the model's width, is not taken but offered, with
-    `override` as NAME=VALUE. Such rungs come last.
-    """
-
-    name: str
-    apply: Callable[[Any], Any]
-    override: str = ""
 
 
 # Writes a model, with its weights, to a new file or folder.
@@ -438,6 +426,12 @@ class Train:
         """Draw what is found in images outside a dataset into `out` (`predict --images`)."""
         raise NotImplementedError
 
+    def continued(
+        self, m: nn.Module, i: Inputs, prompts: Sequence[str], how: tuple[int, float, int]
+    ) -> Sequence[str]:
+        """Continue texts (`predict --prompt`); `how`: most tokens (or 0), temperature, seed."""
+        raise NotImplementedError
+
     def example(self, size: int) -> Batch:
         """A batch of `size` samples, each of the largest size (`measure`, the ladder).
 
@@ -485,6 +479,12 @@ class Train:
 
     def formats(self) -> Mapping[str, Writer]:
         """Return the formats in which other libraries read the model (`export --format`)."""
+        return {}
+
+    def companions(
+        self, meta: Mapping[str, Any], read: Callable[[str], bytes]
+    ) -> Mapping[str, bytes]:
+        """Return what an export needs besides, by file name; `read` gives the dataset's files."""
         return {}
 
 

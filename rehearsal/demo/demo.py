@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contract.keys import HEAD
+from contract.keys import FINAL, HEAD
 from embedded_aws import EventBus
 from rehearsal.demo.actions import Action, RehearsedRun
 from rehearsal.demo.children import Child
@@ -165,6 +165,9 @@ class Demo:
         self._finish(reference)
         self._wait(lambda: "the Guard, which still has events to handle", lambda: bus.is_idle)
         bus.close()
+        # The run's bucket goes with the embedded AWS; anybody can compare these weights again.
+        if (weights := run.files.read(FINAL)) is not None:
+            (stacks.folder / "interrupted.safetensors").write_bytes(weights)
         return Rehearsed(
             permissions=keep(stacks.aws.access.evidence.report(), stacks.folder),
             run=run,

@@ -324,13 +324,16 @@ def _machines(rehearsed: Rehearsed) -> list[dict[str, Any]]:
             name = event["name"].removeprefix("boot-")
             boots.setdefault(event["instance_id"], {})[name] = event["seconds"]
     first = rehearsed.lives[0].started
+    head = read_json(rehearsed.run.files, HEAD) or {}
+    # The fleet took the last one back because the run had ended: that is not its end.
+    finished = head.get("writer") if head.get("state") == "finished" else None
     return [
         {
             "instance": life.instance.id,
             "size": life.instance.type,
             "at": round(life.started - first, 1),
             "seconds": round(life.seconds, 1),
-            "ended": life.reason,
+            "ended": "finished" if life.instance.id == finished else life.reason,
             "processes_killed": life.processes_killed,
             "boot": boots.get(life.instance.id, {}),
             "seconds_to_first_progress": life.first_progress,

@@ -138,6 +138,9 @@ def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
     if (accuracy := receipt["validation_accuracy"]) is not None:
         baselines = receipt["baseline_accuracies"].items()
         others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)
+        if baselines:
+            away = accuracy - max(value for _, value in baselines)
+            others += f": {abs(away):.3f} {'above' if away > 0 else 'below'} the best of these"
         return "validation accuracy", f"{accuracy:.3f}{others}"
     stages = receipt["stages"]
     metric = next(iter(list(stages.values())[-1]))

@@ -448,6 +448,12 @@ def verdict(found: Sequence[PlannedSize]) -> list[str]:
                 f"next best: {second.name}, ${abs(usd):.2f} {'more' if usd >= 0 else 'less'} and "
                 f"{abs(hours):.2f} h {'longer' if hours >= 0 else 'shorter'}"
             )
+    instance = first.plan.inputs.instance
+    if first.outcomes and first.outcomes.market == "spot" and instance.quota_code:
+        notes.append(
+            f"{first.plan.request.size} needs a Spot quota of {instance.vcpus} vCPUs "
+            f"({instance.quota_code}), often 0 in new accounts: `make doctor` says what yours has"
+        )
     return notes
 
 

@@ -26,8 +26,9 @@ from training.registry import name_known
 if TYPE_CHECKING:
     from torch import nn
 
+    from training.durable import Weights
     from training.engine.evaluation import TrainedStage
-    from training.workload import Train
+    from training.workload import Config, Train
 
 _CHECKPOINT = "newest, best, a step, or the start of a name (default: a finished run's weights)"
 
@@ -49,6 +50,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         help="another library's: torchvision, timm, torch.export or huggingface, if the workload "
         "has it, or dcp (torch.distributed.checkpoint)",
     )
+    parser.add_argument(
+        "--dataset-uri",
+        help="the run's dataset: its classes and preprocessing, or its tokenizer, go along",
+    )
     parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
     parser.set_defaults(act=_export)
 
@@ -67,7 +72,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write a run's predictions, one JSON line per sample of a split, or for a detector one "
         "list in COCO's results format. With --images: what a detector or classifier finds in your "
-        "own, as pictures."
+        "own, as pictures. With --prompt: how a language model continues a text."
     )
     _add_subject(parser)
     parser.add_argument(
@@ -75,6 +80,19 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="your own image or folder of images, instead of a split: what is found goes to the "
         "folder --out; the dataset names the classes",
+    )
+    parser.add_argument(
+        "--prompt", action="append", help="a text to continue, instead of a split; repeatable"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="of drawn tokens; 0, the default, takes the likeliest",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of drawn tokens (default: 0)")
+    parser.add_argument(
+        "--tokens", type=int, default=0, help="at most so many (default: the recipe's)"
     )
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
@@ -107,9 +125,13 @@ def _export(options: argparse.Namespace) -> int:
 
     checked_file(options.out)
     weights = Weights.read(options.run_uri, options.checkpoint)
+    along: Mapping[str, bytes] = {}
+    if options.dataset_uri is not None:
+        along = _companions(_stage_of(options.run_uri, weights)[0], options.dataset_uri)
     with UnfinishedFile(options.out) as unfinished:
         save_file(dict(weights.tensors), unfinished.path, metadata=dict(weights.about))
         unfinished.place()
+    _write_along(along, options.out)
     if options.json:
         print(json.dumps(weights.about, indent=1))
     else:
@@ -131,27 +153,62 @@ def _export_to(options: argparse.Namespace) -> int:
             f"stage {stage.name!r} has no format {options.format!r}; "
             f"{name_known(options.format, sorted(formats))}"
         )
+    along = {} if options.dataset_uri is None else _companions(stage, options.dataset_uri)
     formats[options.format](model, options.out)
+    _write_along(along, options.out)
     print(f"[ok] {options.out}: {options.format}, {len(model.state_dict())} tensors")
     return Exit.FINISHED
 
 
+def _companions(stage: "Train", uri: str) -> Mapping[str, bytes]:
+    """Return the files that go along; UserError for a dataset that the stage would refuse."""
+    store = open_store(uri)
+    meta = json.loads(StoredDataset(store).require())["meta"]
+    if refused := stage.refusals(meta):
+        raise UserError(
+            f"{store.uri} is not what stage {stage.name!r} was trained on: {refused[0]}"
+        )
+
+    def read(name: str) -> bytes:
+        found = store.get(name)
+        if found is None:
+            raise UserError(f"{store.uri} has no {name}; sync it again")
+        return found.data
+
+    found = {"classes.json": json.dumps(meta["classes"]).encode()} if "classes" in meta else {}
+    return {**found, **stage.companions(meta, read)}
+
+
+def _write_along(files: Mapping[str, bytes], out: Path) -> None:
+    """Write them into a folder, or next to a file under its name."""
+    for name, content in files.items():
+        (out / name if out.is_dir() else out.with_name(f"{out.name}.{name}")).write_bytes(content)
+
+
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """Return the stage that a run's weights belong to, and its model with them; read no data."""
-    from training.durable import OpenRun, Weights
-    from training.engine.job import ResolvedWorkload
+    from training.durable import Weights
     from training.preflight.standalone import standalone_inputs
+
+    weights = Weights.read(uri, checkpoint)
+    stage, config = _stage_of(uri, weights)
+    model = stage.model(standalone_inputs(stage.name, config))
+    weights.load_into(model, stage.name)
+    return stage, model.eval()
+
+
+def _stage_of(uri: str, weights: "Weights") -> "tuple[Train, Config]":
+    """Return the stage that a run's weights belong to, and the run's config."""
+    from training.engine.job import ResolvedWorkload
     from training.registry import load_workload
     from training.workload import Train
 
-    run, weights = OpenRun.of_workload(uri), Weights.read(uri, checkpoint)
+    run = OpenRun.of_workload(uri)
     workload, record = load_workload(run.record.workload), run.record
     resolved = ResolvedWorkload.of(workload, record.recipe, record.all_overrides)
     name = weights.about.get("stage") or run.head.checkpoints[-1].stage
     stage = next(s for s in resolved.stages if isinstance(s, Train) and s.name == name)
-    model = stage.model(standalone_inputs(stage.name, resolved.config))
-    weights.load_into(model, stage.name)
-    return stage, model.eval()
+    return stage, resolved.config
 
 
 def _write_dcp(model: "nn.Module", out: Path) -> None:
@@ -198,15 +255,19 @@ def _predict(options: argparse.Namespace) -> int:
     stdout = sys.stdout
     if options.images is not None:
         return _draw(options)
+    for name, least in (("temperature", 0), ("tokens", 0), ("seed", -(2**63))):
+        if not least <= (given := getattr(options, name)) < 2**63:
+            raise UserError(f"--{name} is {given}; give {max(least, 0)} or more")
+    write = _write_texts if options.prompt else _write_predictions
     if options.out is not None:
         checked_file(options.out)
     with _trained(options) as trained, redirect_stdout(sys.stderr):
         if options.out is None:
-            _write_predictions(trained, options.split, stdout)
+            write(trained, options, stdout)
             return Exit.FINISHED
         with UnfinishedFile(options.out) as unfinished:
             with unfinished.path.open("w") as stream:
-                num = _write_predictions(trained, options.split, stream)
+                num = write(trained, options, stream)
             unfinished.place()
     print(f"[ok] {options.out}: {num} predictions")
     return Exit.FINISHED
@@ -236,7 +297,21 @@ def _draw(options: argparse.Namespace) -> int:
     return Exit.FINISHED
 
 
-def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:
+def _write_texts(trained: "TrainedStage", options: argparse.Namespace, stream: TextIO) -> int:
+    """Continue the user's own texts, one JSON line each."""
+    from training.workload import Train, implements
+
+    stage, prompts = trained.stage, options.prompt
+    if not implements(stage, Train.continued):
+        raise UserError(f"stage {stage.name!r} cannot continue a text; leave --prompt out")
+    how = (options.tokens, options.temperature, options.seed)
+    texts = stage.continued(trained.model, trained.inputs, prompts, how)
+    for prompt, text in zip(prompts, texts, strict=True):
+        stream.write(json.dumps({"prompt": prompt, "text": text}) + "\n")
+    return len(texts)
+
+
+def _write_predictions(trained: "TrainedStage", options: argparse.Namespace, stream: TextIO) -> int:
     from training.workload import Train, implements
 
     stage, num = trained.stage, 0
@@ -247,7 +322,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
         )
     between, is_list = "[", implements(stage, Train.result_list)
     classes = trained.inputs.dataset.meta.get("classes")
-    for micro, batch in trained.each_batch(split):
+    for micro, batch in trained.each_batch(options.split):
         predictions = stage.predict(trained.model, batch)
         if len(predictions) != len(micro.ids):
             raise UserError(
@@ -281,7 +356,7 @@ def _named(prediction: Mapping[str, Any], classes: Sequence[Any]) -> dict[str, A
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
-    from training.durable import OpenRun, Weights
+    from training.durable import Weights
     from training.engine.evaluation import load_trained
 
     run = OpenRun.of_workload(options.run_uri)

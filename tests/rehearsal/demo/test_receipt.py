@@ -1,6 +1,7 @@
 """A receipt names every promise that was broken, and none that was kept."""
 
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rehearsal.demo import receipt as receipt_of
 from rehearsal.demo.children import Children
 from rehearsal.demo.deployment import DeployedStacks
 from rehearsal.demo.fleet import RehearsalFailed
@@ -89,7 +91,8 @@ def shown(receipt: dict[str, Any]) -> str:
 def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
     text = shown({**GOOD, "uninterrupted_weights_sha256": "bb"})
     assert "threads" not in text
-    assert "0.700; single frame 0.200; time average 0.300" in text
+    said = "0.700; single frame 0.200; time average 0.300: 0.400 above the best of these"
+    assert said in text
     assert "│ aa " in text
     assert "│ bb " in text
     assert "NO" in text
@@ -108,6 +111,27 @@ def test_a_run_without_an_accuracy_shows_the_first_metric_of_each_stage() -> Non
     text = shown({**GOOD, "validation_accuracy": None, "stages": stages})
     assert "validation perplexity" in text
     assert "dense 9.5; grown 7.25" in text
+
+
+def test_the_machine_that_finished_is_said_to_have_finished() -> None:
+    lives = {
+        name: SimpleNamespace(
+            instance=SimpleNamespace(id=name, type="g5.xlarge"),
+            started=0.0,
+            seconds=1.0,
+            reason=reason,
+            processes_killed=0,
+            first_progress=None,
+            first_step=None,
+        )
+        for name, reason in (("i-1", "killed without a notice"), ("i-2", "capacity decreased"))
+    }
+    head = json.dumps({"state": "finished", "writer": "i-2"}).encode()
+    files = SimpleNamespace(read=lambda name: head, names=lambda prefix: [])
+    run = SimpleNamespace(fleet=SimpleNamespace(lives=lives), files=files)
+    rehearsed = SimpleNamespace(lives=list(lives.values()), run=run)
+    ended = [machine["ended"] for machine in receipt_of._machines(rehearsed)]  # type: ignore[arg-type]
+    assert ended == ["killed without a notice", "finished"]
 
 
 def test_it_says_what_the_money_bought() -> None:

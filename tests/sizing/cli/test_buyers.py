@@ -220,13 +220,18 @@ QUESTIONS: list[tuple[str, str, Answer, object]] = [
         True,
     ),
     (
-        "What is the next best, and by how much?",
+        "What is the next best, and by how much? What must the account allow?",
         "advise imagenet --sizes g5.2xlarge,g5.4xlarge",
         lambda a: (
             a["verdict"][1].split(" and ")[0],
             a["candidates"][1]["usd_p50"] > first(a)["usd_p50"],
+            a["verdict"][2].partition(",")[0],
         ),
-        ("next best: g5.4xlarge on Spot, $2.74 more", True),
+        (
+            "next best: g5.4xlarge on Spot, $2.74 more",
+            True,
+            "g5.2xlarge needs a Spot quota of 8 vCPUs (L-3819A6DF)",
+        ),
     ),
     (
         "What is cheapest of what costs at most $1.10 an hour on demand? g5.xlarge is $1.006.",

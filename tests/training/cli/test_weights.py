@@ -158,6 +158,27 @@ def test_fails_for_a_file_that_holds_no_weights(tmp_path: Path) -> None:
         Weights.read(str(path), "newest")
 
 
+def test_what_a_model_needs_besides_its_weights_goes_along(
+    whole: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def companions(self: TinyTrain, meta: Any, read: Any) -> dict[str, bytes]:
+        return {"about.json": read("manifest.json")}
+
+    monkeypatch.setattr(TinyTrain, "companions", companions)
+    for out, more in (("w.safetensors", ()), ("dcp", ("--format=dcp",))):
+        command = ["export", f"--run-uri={whole.uri}", f"--out={tmp_path / out}", *more]
+        assert main([*command, f"--dataset-uri={whole.dataset}"]) == 0
+    for name in ("w.safetensors.about.json", "dcp/about.json"):
+        manifest = Path(whole.dataset, "manifest.json")
+        assert (tmp_path / name).read_bytes() == manifest.read_bytes()
+    command[2] = f"--out={tmp_path / 'other'}"
+    assert main([*command, f"--dataset-uri={tmp_path}"]) == 2
+    assert "has no manifest.json" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
 def test_a_model_leaves_in_the_form_of_another_library(
     whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

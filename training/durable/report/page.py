@@ -81,14 +81,22 @@ def write_report(
     history = History.read(store)
     bought = goodput_of(history, record, read_guard(store), usd_per_hour)
     first(history, bought)
-    summary = _summary(history, record, head, bought)
-    verdict, _, more = summary.partition(". ")
+    verdict, lost = _verdict(history, record, head), _lost(history, record, head)
+    ended = f" It failed: {head.reason}" if head.reason else ""
     written = page(
         title=f"{record.run_id}: {record.workload} / {record.recipe}",
-        verdict=f"{verdict}.",
+        verdict=verdict,
         tone=_TONES.get(head.state, "open"),
         sections={
-            "": f"<p>{html.escape(more)}</p>",
+            "": table(
+                {
+                    "what was trained": _trained(record),
+                    "is it good": _good(history),
+                    "did it finish": f"{verdict}{ended}",
+                    "what did it cost": bought.sentence(),
+                    "what was lost": lost,
+                }.items()
+            ),
             "What the money bought": _bought(bought),
             "Results": _results(store, record, history),
             **_starts(history),
@@ -100,11 +108,34 @@ def write_report(
     )
     if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
-    return history, bought, summary
+    return history, bought, f"{verdict} {lost} {bought.sentence()}.{ended}"
 
 
-def _summary(history: History, record: RunConfig, head: Head, bought: Goodput) -> str:
-    """Describe the run in a few sentences."""
+def _trained(record: RunConfig) -> str:
+    if record.workload == PROGRAM:
+        return str(record.config.get("command", PROGRAM))
+    changed = "".join(f", {name}={value}" for name, value in record.overrides.items())
+    return f"{record.workload} by the recipe {record.recipe}{changed}"
+
+
+def _good(history: History) -> str:
+    """Say the last stage's first metric, what the other stages have of it, and chance."""
+    stages = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
+    values = [line["values"] for line in history.lines if line["kind"] == "metrics"]
+    if not stages:
+        last = dict(pair for each in values for pair in each.items())
+        return ", ".join(f"{n} {_readable(v)}" for n, v in last.items()) or "not evaluated"
+    *_, stage = stages
+    name = next(iter(stages[stage]), "")
+    of_all = {each: metrics[name] for each, metrics in stages.items() if name in metrics}
+    chance = [x["facts"]["chance"] for x in history.lines if "chance" in (x.get("facts") or ())]
+    of_all |= {"chance": chance[-1]} if chance and name in ("accuracy", "top1") else {}
+    said = [f"{name} of {stage} {_readable(of_all.pop(stage, ''))}"]
+    return "; ".join(said + [f"{each} {_readable(value)}" for each, value in of_all.items()])
+
+
+def _verdict(history: History, record: RunConfig, head: Head) -> str:
+    """Say how the run ended, after how much."""
     attempts = history.attempts
     num_steps, what = len(history.steps), f"{len(history.steps)} steps"
     if record.workload == PROGRAM:
@@ -113,16 +144,20 @@ def _summary(history: History, record: RunConfig, head: Head, bought: Goodput) -
         num_snapshots = max((entry.step for entry in head.checkpoints), default=0)
         what = f"{num_steps} steps and " if num_steps else ""
         what += f"{num_snapshots} snapshot{'s' * (num_snapshots != 1)}"
-    text = f"{head.state}: {what} in {len(attempts)} attempt{'s' * (len(attempts) != 1)}. "
-    if num_steps or record.workload != PROGRAM:
-        text += f"{sum(a.num_repeated for a in attempts)} steps were computed twice. "
-    text += f"{bought.sentence()}."
+    return f"{head.state}: {what} in {len(attempts)} attempt{'s' * (len(attempts) != 1)}."
+
+
+def _lost(history: History, record: RunConfig, head: Head) -> str:
+    """Say what was computed twice, skipped or passed over."""
+    text = ""
+    if len(history.steps) or record.workload != PROGRAM:
+        text = f"{sum(a.num_repeated for a in history.attempts)} steps were computed twice."
     if skipped := ", ".join(map(str, head.skipped_steps)):
         text += f" These steps diverged and were skipped: {skipped}."
     if history.passed_over:
         named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
         text += f" Passed over ({len(history.passed_over)}): {named}."
-    return text + (f" It failed: {head.reason}" if head.reason else "")
+    return text or "unknown: the program names no steps"
 
 
 def _sections(store: Store, record: RunConfig, history: History) -> dict[str, str]:
@@ -303,7 +338,7 @@ def _log_tail(store: Store) -> str:
 
 def _bought(bought: Goodput) -> str:
     """Show where the paid time went, next to the plan, and why each machine ended."""
-    text = f"{bought.sentence()}.{' A line marks what was planned.' * bool(bought.planned)}"
+    text = "A line marks what was planned." * bool(bought.planned)
     lines = []
     for cause, name, figures, seconds, planned in bought.rows():
         bar = Bar(start=0.0, seconds=seconds, kind="done" if cause == USEFUL else "lost")

@@ -11,6 +11,7 @@ predictions (each decoder layer's, then the encoder's), B images, T images of al
 objects of the image with most, C classes, L layers, G groups, K denoising queries.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -276,6 +277,14 @@ class TrainDetector(DetectionEvaluation):
             )
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
+
+    def companions(
+        self, meta: Mapping[str, Any], read: Callable[[str], bytes]
+    ) -> Mapping[str, bytes]:
+        """Return the sides of an evaluated image; the model normalizes its pixels itself."""
+        c = self.config
+        steps = {"pixels": "RGB, 0 to 255", "shorter_side": c.sides[-1], "most": c.max_side}
+        return {"preprocessing.json": json.dumps(steps).encode()}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Refuse classes other than the model's, and more objects per image than it has queries."""

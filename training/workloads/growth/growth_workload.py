@@ -14,6 +14,7 @@ would not pay off for a few samples at the end of a phase.
 B batch, T tokens, N = B x T, E experts, K experts of a token, L blocks with experts.
 """
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,8 +58,12 @@ from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW
 from training.workloads.growth.text.text_dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.tokens import (
+    END_OF_TEXT,
     TOKENIZER_FILE,
+    Vocabulary,
+    encode,
     length_refusals,
+    load_tokenizer,
     open_tokens,
     read_vocabulary,
     token_samples,
@@ -68,6 +73,8 @@ from training.workloads.growth.transitions import Transition, growth_layout
 
 _TEMPERATURE = 0.7
 _TOP_K = 20
+# transformers' class for a tokenizer.json of no model of its own.
+_FAST = "PreTrainedTokenizerFast"
 
 
 class TextEvaluation(Train):
@@ -121,17 +128,53 @@ class TextEvaluation(Train):
             torch.stack(beginnings).to(i.device),
             c.sample_tokens,
             context=c.context,
-            generator=torch.Generator(i.device).manual_seed(i.seed),
+            temperature=_TEMPERATURE,
+            seed=i.seed,
         )
         vocabulary = read_vocabulary(i.dataset.file(TOKENIZER_FILE))
         texts = []
         for ids in texts_BT.tolist():
-            made = ids[c.prompt_tokens :]
-            # Cut at the end of the text: what follows is a new one.
-            end = made.index(tokens.end_of_text) if tokens.end_of_text in made else len(made)
             begun = vocabulary.text(ids[: c.prompt_tokens])
-            texts.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
+            texts.append(f"**{begun}**{_one_text(ids[c.prompt_tokens :], vocabulary)}\n")
         path.write_text("\n".join(texts), encoding="utf-8")
+
+    def continued(
+        self, m: nn.Module, i: Inputs, prompts: Sequence[str], how: tuple[int, float, int]
+    ) -> Sequence[str]:
+        """Continue each prompt up to the end of its text."""
+        c, path, texts = self.config, i.dataset.file(TOKENIZER_FILE), []
+        num_tokens, temperature, seed = how
+        vocabulary = read_vocabulary(path)
+        for prompt, ids in zip(prompts, encode(load_tokenizer(path), prompts), strict=True):
+            if not len(ids):
+                raise UserError(f"--prompt is {prompt!r}, which has no token; write a beginning")
+            begun_1T = torch.from_numpy(ids)[None].to(i.device)
+            found_1T = _generate(
+                *(cast(LanguageModel, m), begun_1T, num_tokens or c.sample_tokens),
+                context=c.context,
+                temperature=temperature,
+                seed=seed,
+            )
+            texts.append(_one_text(found_1T[0, len(ids) :].tolist(), vocabulary))
+        return texts
+
+    def companions(
+        self, meta: Mapping[str, Any], read: Callable[[str], bytes]
+    ) -> Mapping[str, bytes]:
+        """Return the tokenizer as transformers reads it, and where generation stops."""
+        end = meta["end_of_text"]
+        written = {
+            "tokenizer_config.json": {"tokenizer_class": _FAST, "eos_token": END_OF_TEXT},
+            "generation_config.json": {"eos_token_id": end, "pad_token_id": end},
+        }
+        files = {name: json.dumps(content).encode() for name, content in written.items()}
+        return {TOKENIZER_FILE: read(TOKENIZER_FILE), **files}
+
+
+def _one_text(made: list[int], vocabulary: Vocabulary) -> str:
+    """Return tokens as text, up to the end of the text: what follows is a new one."""
+    ends = vocabulary.end_of_text
+    return vocabulary.text(made[: made.index(ends)] if ends in made else made)
 
 
 @contextmanager
@@ -172,19 +215,22 @@ def _generate(
     num_tokens: int,
     *,
     context: int,
-    generator: torch.Generator,
+    temperature: float,
+    seed: int,
 ) -> Tensor:
     """Continue each prompt by `num_tokens` tokens; the model sees the last `context` of them.
 
-    `generator` is on the prompt's device; the same seed gives the same text.
+    The same seed gives the same text; at temperature 0, each token is the likeliest.
     """
-    tokens_BT = prompt_BT
+    tokens_BT, generator = prompt_BT, torch.Generator(prompt_BT.device).manual_seed(seed)
     for _ in range(num_tokens):
         last_BD = model.hidden(tokens_BT[:, -context:]).y_BTD[:, -1]
         logits_BV = F.linear(last_BD, model.output_weight_VD).float()
         likeliest, tokens_BK = logits_BV.topk(min(_TOP_K, logits_BV.shape[1]))
-        shares_BK = (likeliest / _TEMPERATURE).softmax(dim=-1)
-        drawn_B1 = tokens_BK.gather(1, torch.multinomial(shares_BK, 1, generator=generator))
+        drawn_B1 = tokens_BK[:, :1]
+        if temperature:
+            shares_BK = (likeliest / temperature).softmax(dim=-1)
+            drawn_B1 = tokens_BK.gather(1, torch.multinomial(shares_BK, 1, generator=generator))
         tokens_BT = torch.cat([tokens_BT, drawn_B1], dim=1)
     return tokens_BT
 

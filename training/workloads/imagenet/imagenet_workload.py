@@ -3,9 +3,10 @@
 Legend: B batch, C channels, H height, W width, K classes.
 """
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -42,6 +43,8 @@ from training.durable import Brought, FinishedFiles, Output
 from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
 from training.workloads.imagenet.image_dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.model import (
+    DEVIATION,
+    MEAN,
     SMALL,
     TIMM,
     Classifier,
@@ -52,7 +55,7 @@ from training.workloads.imagenet.model import (
     write_program,
 )
 from training.workloads.imagenet.packing import ImageOptions, NoImageError, Shards
-from training.workloads.imagenet.samples import ImageSamples, evaluated_image
+from training.workloads.imagenet.samples import EVAL_RATIO, ImageSamples, evaluated_image
 
 _log = logging.getLogger(__name__)
 # A larger share of the initial weights in an average costs accuracy.
@@ -112,6 +115,16 @@ class TrainClassifier(Train):
         if c.blur_pool or c.architecture == SMALL:
             libraries = []
         return {**dict.fromkeys(libraries, write_for_library), "torch.export": write_program}
+
+    def companions(
+        self, meta: Mapping[str, Any], read: Callable[[str], bytes]
+    ) -> Mapping[str, bytes]:
+        """Return what an evaluation does to an image; an exported program normalizes itself."""
+        side = self.config.image_size(-1)
+        shorter = round(side / EVAL_RATIO)
+        numbers = {"shorter_side": shorter, "middle": side, "mean": MEAN, "deviation": DEVIATION}
+        steps = {"pixels": "RGB, 0 to 255", **numbers}
+        return {"preprocessing.json": json.dumps(steps).encode()}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Refuse another number of classes, an unknown architecture or an unsupported size."""

@@ -22,8 +22,8 @@ from contract.errors import UserError
 _log = logging.getLogger(__name__)
 
 # ImageNet's means and standard deviations, for pixels from 0 to 255.
-_MEAN = (123.675, 116.28, 103.53)
-_DEVIATION = (58.395, 57.12, 57.375)
+MEAN = (123.675, 116.28, 103.53)
+DEVIATION = (58.395, 57.12, 57.375)
 SMALL, TIMM = "resnet8", "timm/"
 _LISTS = (nn.Sequential, nn.ModuleList)
 _SMALL_CHANNELS = (16, 32, 64)
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         if blur_pool:
             _blur(self.network)
         _keep_channels_last(self.network)
-        for name, values in (("mean", _MEAN), ("deviation", _DEVIATION)):
+        for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:

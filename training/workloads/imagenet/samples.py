@@ -43,7 +43,7 @@ _AREA = (0.08, 1.0)
 _ASPECT = (3 / 4, 4 / 3)
 _TRIES = 10
 # An evaluated image is the middle of a larger one, and has this share of its side.
-_EVAL_RATIO = 0.875
+EVAL_RATIO = 0.875
 # A third faster than Pillow; torchvision's decoders are deprecated since 0.29.
 _simplejpeg = import_module("simplejpeg") if find_spec("simplejpeg") else None
 if _simplejpeg is None:
@@ -151,9 +151,9 @@ def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _eval_image(image_HWC: Tensor, size: int) -> Tensor:
-    """Return the middle of the image, with the shorter side resized to `size` / _EVAL_RATIO."""
+    """Return the middle of the image, with the shorter side resized to `size` / EVAL_RATIO."""
     height, width = image_HWC.shape[:2]
-    side = round(size / _EVAL_RATIO)
+    side = round(size / EVAL_RATIO)
     if height < width:
         resized_HWC = _resized(image_HWC, side, int(side * width / height))
     else:

@@ -100,6 +100,16 @@ def test_every_run_ends_with_a_report(interrupted: Run) -> None:
     accuracies = "".join(f"<td>{of['accuracy']:.4g}</td>" for of in stages.values())
     assert "<th>first</th><th>second</th>" in page
     assert f"<tr><td>accuracy</td>{accuracies}</tr>" in page
+    # What a reader asks first is answered first, in this order.
+    answers = re.findall(
+        r"<td>(?:what|is|did) [\w ]+</td><td>(.+?)</td>", page.partition("<h2>")[0]
+    )
+    assert answers[0].startswith("tests.training.tiny")
+    assert len(answers) == 5
+    good = {stage: f"{of['accuracy']:.4g}" for stage, of in stages.items()}
+    assert answers[1] == f"accuracy of second {good['second']}; first {good['first']}"
+    assert answers[2] == "finished: 24 steps in 3 attempts."
+    assert answers[4].endswith(" steps were computed twice.")
     assert page.count('<div class="chart">') == page.count('<script type="application/json">') > 0
 
 

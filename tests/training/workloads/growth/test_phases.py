@@ -261,6 +261,42 @@ def test_predict_gives_each_window_its_perplexity(
     assert len(lines) == 6 and mean == pytest.approx(stage["loss"], rel=1e-5)
 
 
+def test_a_prompt_is_continued_here_as_by_transformers_with_the_exported_tokenizer(
+    whole: Run, stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    uris = [f"--run-uri={whole.uri}", f"--dataset-uri={stories}"]
+    end = next(e for e in whole.head.checkpoints if (e.stage, e.kind) == ("dense", "stage-end"))
+    dense = [*uris, f"--checkpoint={end.step}"]
+    begun = "Once upon a time"
+
+    def continued(*options: str) -> list[str]:
+        assert main(["predict", *dense, f"--prompt={begun}", "--tokens=6", *options]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [line["text"] for line in lines]
+
+    (greedy,) = continued()
+    drawn = [continued("--temperature=2", f"--seed={seed}", "--prompt=A") for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 2
+    out = tmp_path / "out"
+    assert main(["export", *dense, "--format=huggingface", f"--out={out}"]) == 0
+    capsys.readouterr()
+    theirs = AutoModelForCausalLM.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    asked = tokenizer(begun, return_tensors="pt")
+    found = theirs.generate(**asked, do_sample=False, max_new_tokens=6)[0]
+    assert tokenizer.decode(found, skip_special_tokens=True) == begun + greedy
+    ends = json.loads((stories / "manifest.json").read_text())["meta"]["end_of_text"]
+    assert tokenizer.eos_token_id == theirs.generation_config.eos_token_id == ends
+    for wrong, says in (
+        ("--temperature=-1", "--temperature is -1.0; give 0 or more"),
+        ("--prompt=", "--prompt is '', which has no token; write a beginning"),
+    ):
+        assert main(["predict", *dense, f"--prompt={begun}", wrong]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_moments_in_bfloat16_and_copies_that_warm_up_survive_a_kill(
     stories: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from training.durable.save.tensors.weights import Weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.imagenet_workload import TrainClassifier
-from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier, write_program
+from training.workloads.imagenet.model import DEVIATION, MEAN, Classifier, write_program
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def images() -> Tensor:
 
 def logits_of(model: nn.Module, images_BHWC: Tensor) -> Tensor:
     """torchvision's model sees normalized pixels, channels first."""
-    pixels = (images_BHWC - torch.tensor(_MEAN)) / torch.tensor(_DEVIATION)
+    pixels = (images_BHWC - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
     found: Tensor = model(pixels.permute(0, 3, 1, 2))
     return found
 
