@@ -278,15 +278,16 @@ def test_a_wait_is_not_judged_by_a_head_that_was_not_read(scene: Scene, before: 
 def test_a_machine_ends_the_wait_while_ec2_says_nothing_of_its_fleet(
     scene: Scene, before: Any
 ) -> None:
+    known = {"MAX_WAIT_HOURS": 6, "HEARTBEAT_TIMEOUT_SECONDS": 36_000}
     scene.end(*scene.live())
-    scene.tick(MAX_WAIT_HOURS=6)
+    scene.tick(**known)
     scene.start()
     before("DescribeSpotFleetRequests", _throttled)
     with pytest.raises(GuardError, match="fleet"):
-        scene.tick(hours_later=7, MAX_WAIT_HOURS=6)
-    assert scene.capacity() > 0
+        scene.tick(hours_later=7, **known)
     before("nothing", _throttled)
-    assert scene.tick(hours_later=7.1, MAX_WAIT_HOURS=6)["action"] == "none"
+    assert scene.capacity() > 0
+    assert scene.tick(hours_later=7.1, **known)["action"] == "none"
 
 
 def test_a_head_that_was_deleted_was_heard_when_it_was_last_seen(scene: Scene, before: Any) -> None:
