@@ -489,6 +489,7 @@ class ProgramWatch:
                 # It may install its handler late.
                 next_look, again = time.monotonic() + _LISTEN_SECONDS, self._tell(self._notice)
                 until = until if self._is_deaf else again
+        self._is_cut = True  # also in a process that its first one, which ended well, has left
         if not extra_time.is_lease_wanted:
             _log.info("[notice] out of time; stopping the program")
 
