@@ -226,7 +226,7 @@ class ProgramWatch:
         head, options = self._run.lease.head, self._options
         writer = f"{head.generation:04d}-{head.nonce}"
         local = options.scratch / "logs" / f"{writer}.log"
-        self._log = ProgramLog(options.store, writer, local, self._reader.read_line)
+        self._log = ProgramLog(options.store, writer, local, self._reader.read_lines)
         try:
             yield self._log.output
         finally:
