@@ -112,7 +112,7 @@ def test_a_handler_that_exits_in_the_middle_of_a_save_leaves_the_whole_one_befor
 
 
 def test_what_a_notice_cuts_off_in_a_process_that_was_left_is_not_a_save(run: ProgramRun) -> None:
-    run.options = ["--notice-budget-seconds=15"]
+    run.options = ["--notice-budget-seconds=10", "--quiet-seconds=1.5"]
     run.write("""
         import os, subprocess, sys, time
         from pathlib import Path
@@ -120,7 +120,7 @@ def test_what_a_notice_cuts_off_in_a_process_that_was_left_is_not_a_save(run: Pr
         if state.exists():
             sys.exit(state.read_text() != "whole")
         state.write_text("whole")
-        time.sleep(1.5)
+        time.sleep(4)
         save = "import time; f = open('FILE', 'w'); print('begins', flush=True); "
         save += "[(f.write('half'), f.flush(), time.sleep(0.1)) for _ in range(10000)]"
         words = [sys.executable, "-c", save.replace("FILE", str(state))]
