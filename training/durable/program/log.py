@@ -37,13 +37,13 @@ class ProgramLog:
     """Reads the program's output from a pipe until its end; `output` is the pipe's other end."""
 
     def __init__(
-        self, store: Store, writer: str, local: Path, read_line: Callable[[bytes], None]
+        self, store: Store, writer: str, local: Path, read_lines: Callable[[list[bytes]], None]
     ) -> None:
-        """`writer` is <generation>-<nonce>; `read_line` gets each line, in the reading thread."""
+        """`writer` is <generation>-<nonce>; `read_lines` gets all lines, in the reading thread."""
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-        self._read_line = read_line
+        self._read_lines = read_lines
         self._reader, self.output = os.pipe()
-        self._splitter = _LineSplitter(self._take_line)
+        self._splitter = _LineSplitter(self._take_lines)
         local.parent.mkdir(parents=True, exist_ok=True)
         self._local = local.open("w+b", buffering=0)
         self._store = store
@@ -100,10 +100,10 @@ class ProgramLog:
             self._is_full = True
             _log.warning(f"[log] {self._local.name}: {error}; further output is shown, not kept")
 
-    def _take_line(self, line: bytes, is_redrawn: bool) -> None:
-        self._read_line(line)
-        if not is_redrawn and (text := line.rstrip()):
-            self._tail.append(text)
+    def _take_lines(self, lines: list[bytes], is_redrawn: bool) -> None:
+        self._read_lines(lines)
+        if not is_redrawn:
+            self._tail.extend(text for line in lines if (text := line.rstrip()))
 
     def _send(self) -> None:
         seconds = _FIRST_SECONDS
@@ -135,8 +135,8 @@ class ProgramLog:
 class _LineSplitter:
     """Splits bytes into lines, shows them on standard output, and cuts those of megabytes."""
 
-    def __init__(self, take: Callable[[bytes, bool], None]) -> None:
-        """`take(line, is_redrawn)`: a line that ends in \\r was redrawn, as by a progress bar."""
+    def __init__(self, take: Callable[[list[bytes], bool], None]) -> None:
+        """`take(lines, is_redrawn)`: one that ends in \\r was redrawn, as by a progress bar."""
         self._take = take
         self._rest = bytearray()
         self._held = b""
@@ -153,8 +153,18 @@ class _LineSplitter:
         data, self._held = self._held + data, b""
         if data.endswith(b"\r"):
             data, self._held = data[:-1], b"\r"
-        for line in io.BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n")):
-            self._add(line)
+        lines = data.replace(b"\r\n", b"\n").split(b"\n")
+        longest = max(map(len, lines)) + len(self._rest)
+        if b"\r" in data.replace(b"\r\n", b"") or self._is_cut or longest > _LINE_BYTES:
+            for line in io.BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n")):
+                self._add(line)
+        elif lines[1:]:  # most output, and there may be millions of lines
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest = bytearray(lines.pop())
+            self._lines += () if self._is_terminal else (b"\n".join(lines), b"\n")
+            self._take(lines, False)
+        else:
+            self._rest += lines[0]
         self._show_lines()
 
     def end(self) -> None:
@@ -187,7 +197,7 @@ class _LineSplitter:
             if not is_redrawn or is_due:
                 self._shown = now if is_redrawn else self._shown
                 self._lines.append(line + b"\n")
-        self._take(line, is_redrawn)
+        self._take([line], is_redrawn)
 
 
 def _show(data: bytes) -> None:

@@ -43,12 +43,12 @@ _POSTFIX = re.compile(rf", ([\w./@-]+)=({_NUMBER})(?=,|$)")
 # nanoGPT's "iter 10: loss 3.0812, time 61.44ms, mfu 1.23%", and the line of its evaluations.
 _ITERATION = re.compile(rf"iter (\d+): (loss) ({_NUMBER})(?:, time .*)?")
 _EVALUATION = re.compile(rf"step (\d+): (train loss) ({_NUMBER}), (val loss) ({_NUMBER})")
-# How any of them begins.
-_BEGINNING = re.compile(r"\{'|iter \d|step \d|Epoch \d|\d+%\|")
+# How any of them begins, perhaps after an escape.
+_BEGINNING = re.compile(rb"\s*(?:\x1b|\{'|iter \d|step \d|Epoch \d|\d+%\|)")
 
 
 class MetricReader:
-    """Collects rows from the log's lines (`read_line`, in any thread) and from files (`poll`).
+    """Collects rows from the log's lines (`read_lines`, in any thread) and from files (`poll`).
 
     In the folders it reads TensorBoard event files, Lightning's metrics.csv and metrics.jsonl.
     """
@@ -72,14 +72,15 @@ class MetricReader:
         self._rows: list[MetricRow] = []
         self._next_scan = 0.0
 
-    def read_line(self, line: bytes) -> None:
-        """Take the next line of the program's output, without its end."""
-        if 0 < len(line) <= _MAX_LINE_BYTES:
-            with self._lock:
-                text = line.decode(errors="replace")
-                rows = self._log.read(_ESCAPE.sub("", text) if b"\x1b" in line else text)
-                if rows:
-                    self._keep(rows)
+    def read_lines(self, lines: Sequence[bytes]) -> None:
+        """Take the next lines of the program's output, without their ends."""
+        with self._lock:
+            for line in lines:
+                # Most lines hold nothing, and there may be millions.
+                is_wanted = self._log.waits or _BEGINNING.match(line)
+                if is_wanted and 0 < len(line) <= _MAX_LINE_BYTES:
+                    text = line.decode(errors="replace")
+                    self._keep(self._log.read(_ESCAPE.sub("", text)))
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
@@ -141,6 +142,8 @@ class MetricReader:
 class _DefinedMetrics:
     """Reads what definitions name, line by line, and remembers the step that the program is at."""
 
+    waits = True  # for any line
+
     def __init__(self, definitions: Sequence[tuple[str, str]]) -> None:
         self._definitions = [(name, re.compile(regex)) for name, regex in definitions]
         self._step: int | None = None
@@ -177,10 +180,13 @@ class _TrainerPrints:
         self._waiting: list[MetricRow] = []
         self._num_steps: int | None = None  # of the training's own bar
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next line counts, however it begins."""
+        return bool(self._waiting)
+
     def read(self, line: str) -> list[MetricRow]:
         text = line.strip()
-        if not _BEGINNING.match(text):  # most lines, and there may be millions
-            return self.finish() if text and self._waiting else []
         if _DICTIONARY.fullmatch(text):
             before = self.finish()
             self._waiting = [

@@ -226,7 +226,7 @@ class ProgramWatch:
         head, options = self._run.lease.head, self._options
         writer = f"{head.generation:04d}-{head.nonce}"
         local = options.scratch / "logs" / f"{writer}.log"
-        self._log = ProgramLog(options.store, writer, local, self._reader.read_line)
+        self._log = ProgramLog(options.store, writer, local, self._reader.read_lines)
         try:
             yield self._log.output
         finally:
@@ -489,6 +489,7 @@ class ProgramWatch:
                 # It may install its handler late.
                 next_look, again = time.monotonic() + _LISTEN_SECONDS, self._tell(self._notice)
                 until = until if self._is_deaf else again
+        self._is_cut = True  # also in a process that its first one, which ended well, has left
         if not extra_time.is_lease_wanted:
             _log.info("[notice] out of time; stopping the program")
 

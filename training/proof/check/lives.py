@@ -183,6 +183,9 @@ class Lives:
         """
         self.number += 1
         machine = self.machine
+        shutil.rmtree(
+            machine, ignore_errors=True
+        )  # a process that died last may have made it again
         machine.mkdir(parents=True)
         self.folder.mkdir(exist_ok=True)
         with self.log.open("wb") as output:

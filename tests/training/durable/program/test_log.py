@@ -43,7 +43,9 @@ def whole(store: FolderStore) -> bytes:
 
 def lines_of(*pieces: bytes) -> list[tuple[bytes, bool]]:
     found: list[tuple[bytes, bool]] = []
-    splitter = _LineSplitter(lambda line, is_redrawn: found.append((line, is_redrawn)))
+    splitter = _LineSplitter(
+        lambda lines, is_redrawn: found.extend((line, is_redrawn) for line in lines)
+    )
     for piece in pieces:
         splitter.feed(piece)
     splitter.end()
@@ -95,7 +97,7 @@ def test_every_byte_is_kept_in_parts(
     monkeypatch.setattr("training.durable.program.log._SEND_SECONDS", 0.01)
     monkeypatch.setattr("training.durable.program.log._FIRST_SECONDS", 0.01)
     store, fed = kind(tmp_path / "run"), list[bytes]()
-    log = ProgramLog(store, "0001-aa", tmp_path / "program.log", fed.append)
+    log = ProgramLog(store, "0001-aa", tmp_path / "program.log", fed.extend)
     text = b"".join(b"%d\xff\x00 \r\n" % number for number in range(1000))
     printed(log, *(text[start : start + 777] for start in range(0, len(text), 777)))
     assert whole(store) == text == (tmp_path / "program.log").read_bytes()

@@ -25,8 +25,7 @@ def _triples(rows: list[MetricRow]) -> list[tuple[int | None, str, float]]:
 
 
 def _feed(reader: MetricReader, output: bytes) -> None:
-    for line in output.replace(b"\r", b"\n").split(b"\n"):
-        reader.read_line(line)
+    reader.read_lines(output.replace(b"\r", b"\n").split(b"\n"))
 
 
 def _everything(reader: MetricReader) -> list[tuple[int | None, str, float]]:

@@ -111,6 +111,26 @@ def test_a_handler_that_exits_in_the_middle_of_a_save_leaves_the_whole_one_befor
     assert resumed["passed_over"] == []
 
 
+def test_what_a_notice_cuts_off_in_a_process_that_was_left_is_not_a_save(run: ProgramRun) -> None:
+    run.options = ["--notice-budget-seconds=10", "--quiet-seconds=1.5"]
+    run.write("""
+        import os, subprocess, sys, time
+        from pathlib import Path
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state.txt")
+        if state.exists():
+            sys.exit(state.read_text() != "whole")
+        state.write_text("whole")
+        time.sleep(4)
+        save = "import time; f = open('FILE', 'w'); print('begins', flush=True); "
+        save += "[(f.write('half'), f.flush(), time.sleep(0.1)) for _ in range(10000)]"
+        words = [sys.executable, "-c", save.replace("FILE", str(state))]
+        subprocess.Popen(words, start_new_session=True)
+    """)
+    said = interrupted(run)
+    assert run.events("program-ended"), said
+    assert run.attempt() == 0
+
+
 def test_a_program_that_ignores_its_signal_is_ended_in_time(run: ProgramRun) -> None:
     run.options = ["--notice-budget-seconds=3", "--hyperparameter=mark=100048"]
     run.write(IGNORES)

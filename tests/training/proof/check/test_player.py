@@ -38,3 +38,10 @@ def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: Ex
     assert found.kills == 1 and found.final is None
     assert len(found.torn) == 4 and "killed/log-2 (slow): state" in found.torn[0]
     assert len(found.never_back) == 1
+
+
+def test_what_a_process_made_again_as_it_died_is_not_the_next_machine_s(tmp_path: Path) -> None:
+    lives = Lives(folder=tmp_path / "run", alone=["true"])
+    (lives.machine / "ml").mkdir(parents=True)
+    assert lives.live() == 0
+    assert not lives.machine.exists()

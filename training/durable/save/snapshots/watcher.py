@@ -251,7 +251,8 @@ class Watcher:
         gap, is_new = self.rest.usual_gap, self.rest.since > self._captured_since
         if gap is not None and is_new and seconds >= _GAP_SHARE * gap:
             return True
-        late = self._quiet_seconds * (1 if gap is None else _ANY_PAUSE_TIMES)
+        # Where nothing has been written in place since the last capture, no such save is expected.
+        late = self._quiet_seconds * (_ANY_PAUSE_TIMES if gap is not None and is_new else 1)
         if self.is_hasty:
             late = min(_GAP_SHARE * self._quiet_seconds, _HASTY_PAUSE_SECONDS)
         return uncaptured >= late and seconds >= self._sure_seconds

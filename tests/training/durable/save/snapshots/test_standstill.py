@@ -307,6 +307,17 @@ def test_a_file_that_is_rewritten_all_the_time_is_taken_each_quiet_time(
     assert [[f.content.bytes for f in one.files] for one in found] == [[4000]] * len(found)
 
 
+@pytest.mark.parametrize(("is_saved", "is_moment"), [(True, True), (False, False)])
+def test_what_is_replaced_waits_for_one_quiet_time_also_where_earlier_lives_saved_in_place(
+    new_machine: NewMachine, *, is_saved: bool, is_moment: bool
+) -> None:
+    watcher, now = new_machine("first", quiet_seconds=10.0).mirror._watcher, time.monotonic()
+    watcher.rest.earlier_gap, watcher.rest.since = 60.0, now - 20
+    watcher._captured_since = watcher.rest.since if is_saved else 0.0
+    watcher._uncaptured_since = now - 12
+    assert watcher._is_between_saves(20.0) is is_moment, "only a save in place may be under way"
+
+
 def test_a_copy_blinds_nobody_but_a_long_one_is_not_repeated_at_once(
     new_machine: NewMachine,
 ) -> None:
