@@ -202,6 +202,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
         checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
         source=source,
         data=data,
+        imports_data=described.imports_data,
     )
     return workload, defaults.interruptions
 

@@ -162,6 +162,29 @@ def dataset_refusals(stages: "Sequence[Prepare | Train]", meta: Mapping[str, Any
     return list(dict.fromkeys(texts))
 
 
+def refuse_foreign(
+    given: str, workload: "Workload[Any]", manifest: Mapping[str, Any], where: str
+) -> None:
+    """Raise UserError if the workload (`given` names it) cannot read a dataset in `where`.
+
+    One that no workload made, files as somebody laid them out, is for whoever reads files as they
+    are: a workload without an import of its own.
+    """
+    from training.workload import implements_import
+
+    made_for, own = manifest["workload"], workload.name
+    if made_for not in (own, PROGRAM):
+        raise UserError(
+            f"the dataset {where} was made for workload {made_for!r}, not {own!r}; use a dataset "
+            "of this workload"
+        )
+    if made_for == PROGRAM and implements_import(workload):
+        raise UserError(
+            f"the dataset {where} has files as they are, and workload {own!r} reads its own form "
+            f"of them: python -m training data import {where} --workload {given} --out data"
+        )
+
+
 def _too_few(settings: Settings, meta: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a stage cannot train or be evaluated on so few samples, where they are counted."""
     splits = meta.get("splits")

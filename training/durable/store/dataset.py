@@ -48,6 +48,7 @@ from training.durable.store.local_dataset import (
     manifest_of,
     no_progress,
     parse_manifest,
+    refuse_unfinished,
     syncing,
 )
 from training.durable.store.protocol import Store, StoreError, writing
@@ -125,10 +126,7 @@ class StoredDataset:
         for it in its manifest.
         """
         began, store = time.monotonic(), self._store
-        if (folder / UNFINISHED).is_file():
-            raise UserError(
-                f"{folder} has an unfinished dataset; finish it with the command that began it"
-            )
+        refuse_unfinished(folder)
         if is_programs_own(folder):
             manifest = list_files(folder, PROGRAM, {})
         else:
