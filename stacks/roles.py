@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aws_cdk import Stack
+from aws_cdk import Aws, Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
@@ -53,6 +53,7 @@ class RunData:
     dataset_prefix: str
     run_bucket: s3.IBucket
     run_prefix: str
+    init_from: str = ""  # the URI of another run, with which a program's run begins
 
     @property
     def dataset_uri(self) -> str:
@@ -73,10 +74,12 @@ class RunData:
         shared = self.run_bucket.arn_for_objects(f"{ARTIFACTS}*")
         # This bundle only: a run keeps a copy of the one that it began with.
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
+        other = self.init_from.removeprefix("s3://").rstrip("/")
+        others = [f"arn:{Aws.PARTITION}:s3:::{other}/*"] if other else []
         buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
         write = ["s3:PutObject", "s3:AbortMultipartUpload"]
         return [
-            allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
+            allow("Read", ["s3:GetObject"], [dataset, own, shared, code, *others]),
             allow("WriteOwnRun", write, [own]),
             allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
             # A run must not write its own limits.

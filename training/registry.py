@@ -193,7 +193,7 @@ def _too_few(settings: Settings, meta: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(train, int) and (why := settings.why_no_step(train)):
         yield why
     if held_out == 0:
-        yield "split validation has no samples; add some"
+        yield "split validation has no samples; add some: without splits, a class needs two files"
 
 
 def workable(

@@ -75,9 +75,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             start=options.start_rank,
         ) as environment,
     ):
-        refuse_foreign(
-            options.workload, resolved.workload, dataset.manifest, options.dataset_uri
-        )
+        refuse_foreign(options.workload, resolved.workload, dataset.manifest, options.dataset_uri)
         config = resolved.config
         device = configure(
             num_threads=config.num_threads,

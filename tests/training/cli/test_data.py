@@ -228,7 +228,9 @@ def test_fails_to_print_a_deploy_that_would_be_refused(capsys: pytest.CaptureFix
     meta = {**META, "splits": {"train": 2000, "validation": 0}}
     found = data.show_next("imagenet", IMAGENET, {"meta": meta, "files": []}, "data", None)
     assert found["here"] == found["on_ec2"] == []
-    assert found["on_ec2_refused"] == "split validation has no samples; add some"
+    assert found["on_ec2_refused"] == (
+        "split validation has no samples; add some: without splits, a class needs two files"
+    )
     assert "deploy" not in capsys.readouterr().out
     found = data.show_next("imagenet", IMAGENET, {"meta": META, "files": []}, "s3://bucket", None)
     assert "dataset is ''; use a key prefix" in found["on_ec2_refused"]

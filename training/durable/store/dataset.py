@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from contract.aws_limits import most
 from contract.errors import UserError
-from contract.keys import MANIFEST, UNFINISHED
+from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
 from training.durable.sources import Brought, places_of
