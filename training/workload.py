@@ -597,9 +597,3 @@ def implements(
 ) -> bool:
     """Whether the class of `owner` overrides this method of its base class: `Train.predict`."""
     return getattr(getattr(owner, method.__name__), "__func__", None) is not method
-
-
-def implements_import(workload: Workload[Any]) -> bool:
-    """Whether its datasets have a form of their own; else files are copied as they are."""
-    own = (Workload.import_dataset, Workload.import_folder, Workload.pack_dataset)
-    return any(implements(workload, method) for method in own)

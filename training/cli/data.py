@@ -49,6 +49,8 @@ from training.registry import (
     WORKLOADS,
     facts_of,
     fitted,
+    how_without_import,
+    imports_data,
     load_workload,
     module_of,
     parse_overrides,
@@ -295,7 +297,7 @@ def _imported(
     options: argparse.Namespace, workload: "Workload[Any]"
 ) -> tuple[Mapping[str, Any], DataReport | None]:
     """Make the dataset, upload it if this was asked for; return its manifest and its report."""
-    from training.workload import Workload, implements, implements_import
+    from training.workload import Workload, implements
 
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
         if implements(workload, Workload.pack_dataset):
@@ -310,10 +312,13 @@ def _imported(
             source: Any = ImportSource(Path(options.source), Path(scratch)).folder()
             act, what, total = workload.import_folder, source.name, 0
         else:
-            with _saying_how_without(options.source, workload):
+            try:
                 source = ImportSource(Path(options.source), Path(scratch)).files()
-                if not implements_import(workload):
+                if not imports_data(workload):
                     class_names(source)
+            except UserError as error:
+                more = how_without_import(workload, Path(options.source))
+                raise UserError(f"{error}{more}") from error
             act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
         with _whole_folder(options.out):
@@ -327,26 +332,6 @@ def _imported(
     if store is not None:
         _send(options.out, store)
     return manifest, report
-
-
-@contextmanager
-def _saying_how_without(source: str, workload: "Workload[Any]") -> Iterator[None]:
-    """Add to a refusal of files that only a workload of the user's own can read what to type."""
-    from training.workload import implements_import
-
-    try:
-        yield
-    except UserError as error:
-        path = Path(source)
-        folder = path.parent if path.is_file() else path
-        if implements_import(workload) or not path.exists() or folder == Path():
-            raise
-        uri = f"s3://DATASET-BUCKET/{folder.resolve().name}"
-        raise UserError(
-            f"{error}; or leave the import out if {workload.name} reads the files as they are: "
-            f"python -m training run --dataset-uri {folder} takes the folder, "
-            f"python -m training data upload {folder} --dataset-uri {uri}"
-        ) from error
 
 
 def _import_packed(
