@@ -63,6 +63,11 @@ class RunData:
     def run_uri(self) -> str:
         return f"s3://{self.run_bucket.bucket_name}/{self.run_prefix}"
 
+    @property
+    def other_run(self) -> str:
+        """Bucket and prefix of the run with which this one begins."""
+        return f"{self.init_from.removeprefix('s3://').rstrip('/')}/"
+
     def statements(self, bundle: s3_assets.Asset) -> list[iam.PolicyStatement]:
         """Return an instance's permissions on its dataset, its run's prefix and its code bundle.
 
@@ -74,12 +79,11 @@ class RunData:
         shared = self.run_bucket.arn_for_objects(f"{ARTIFACTS}*")
         # This bundle only: a run keeps a copy of the one that it began with.
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
-        other = self.init_from.removeprefix("s3://").rstrip("/")
-        others = [f"arn:{Aws.PARTITION}:s3:::{other}/*"] if other else []
+        other = [f"arn:{Aws.PARTITION}:s3:::{self.other_run}*"] if self.init_from else []
         buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
         write = ["s3:PutObject", "s3:AbortMultipartUpload"]
         return [
-            allow("Read", ["s3:GetObject"], [dataset, own, shared, code, *others]),
+            allow("Read", ["s3:GetObject"], [dataset, own, shared, code, *other]),
             allow("WriteOwnRun", write, [own]),
             allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
             # A run must not write its own limits.
@@ -171,3 +175,6 @@ class InstanceRole(Construct):
                 "named by a hash of their inputs.",
             },
         )
+        if data.init_from:
+            reason = "The run with which this one begins: its files are named by their checksums."
+            nag.acknowledge(self, {nag.objects_in(self, *data.other_run.split("/", 1)): reason})
