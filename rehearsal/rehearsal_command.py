@@ -316,10 +316,16 @@ def _boot_machines(stacks: DeployedStacks, say: Callable[[str], None]) -> None:
     machines = stacks.folder / "machines"
     bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
     fleet = Fleet(aws=stacks.aws, bus=bus, id=identifier, boot=boot, say=say, stack=stack)
+
+    def is_gone() -> bool:
+        # A deploy may replace the fleet, whose machines go on until they have saved.
+        now, fleet.id = found()
+        return now != stack
+
     say(f"{stack} has the fleet {identifier}; its machines are processes below {machines}")
     try:
         fleet.follow(
-            lambda: found() != (stack, identifier),
+            is_gone,
             relay=say,
             tick_seconds=GUARD_TICK_SECONDS,
             timeout_seconds=math.inf,
