@@ -171,8 +171,8 @@ destroy: $(READY) ## cdk destroy the same; the buckets and the network stay
 	@$(BIN)/python -m stacks.doctor --before destroy $(ARGS)
 	@$(CDK) destroy 'Training*' $(ARGS)
 
-aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables that point cdk and aws at it
-	@$(BIN)/python -m rehearsal aws
+aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables for cdk and aws: ARGS="--machines --port 0"
+	@$(BIN)/python -m rehearsal aws $(ARGS)
 
 parameters: $(READY) ## a size's stack parameters and their origins: make parameters SIZE=g5.2xlarge ARGS="--json"
 	@$(BIN)/python -m stacks.parameters $(SIZE) $(ARGS)
@@ -192,5 +192,5 @@ clean: ## remove what make created here (not the package caches)
 	rm -rf .venv .venv-compat .venv-checkov node_modules cdk.out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	@# In out/, only what commands made: folders with their mark, and what this file and CI write.
 	@for mark in out/*/made-by-training; do if [[ -e $$mark ]]; then rm -rf "$${mark%/*}"; fi; done
-	@rm -rf out/check out/compat out/aws-local.env
+	@rm -rf out/check out/compat out/aws-local out/aws-local.env
 	@if [[ -d out ]] && ! rmdir out 2>/dev/null; then echo "out/ has files that make did not create; they stay"; fi

@@ -26,6 +26,7 @@ class WorkloadDescription:
     stages: Mapping[str, int | None]  # name -> its steps or shards, where they are known
     num_samples: int  # in the dataset that the recipe is made for; 0: unknown
     makes_data: bool
+    imports_data: bool = True  # into a form of its own; else it may read files as they are
     footprints: Sequence[Mapping[str, Any]] = ()  # of each stage, if requested
     why_unmeasured: str = ""
 

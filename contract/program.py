@@ -65,6 +65,8 @@ class Program:
     notice_signal: str = "SIGTERM"
     quiet_seconds: float = 10.0  # seconds without a write before the folder is snapshotted
     metric_definitions: tuple[tuple[str, str], ...] = ()  # (name, regular expression)
+    # The URI of another run of a program, with whose newest snapshot this run begins.
+    init_from: str = ""
 
     def __post_init__(self) -> None:
         _check_command(self.command)
@@ -139,16 +141,22 @@ def _typed(name: str, key: str, value: Any) -> Any:
             return tuple(value)
         wanted = "a list of names"
     elif key == "metric_definitions":
-        if isinstance(value, list) and all(
-            isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in value
-        ):
-            return tuple((pair[0], pair[1]) for pair in value)
-        wanted = "a list of [name, regular expression]"
+        pairs = [_pair(one) for one in value] if isinstance(value, list) else [None]
+        if all(pair and [*map(type, pair)] == [str, str] for pair in pairs):
+            return tuple(pairs)
+        wanted = 'a list of {"Name": ..., "Regex": ...} or [name, regular expression]'
     else:
         if isinstance(value, str):
             return value
         wanted = "a string"
     raise UserError(f"{name} has {key} {json.dumps(value)}; use {wanted}")
+
+
+def _pair(definition: Any) -> tuple[Any, ...]:
+    """Return a metric definition's parts, whether in SageMaker's form or in ours; () if neither."""
+    if isinstance(definition, dict) and definition.keys() == {"Name", "Regex"}:
+        return definition["Name"], definition["Regex"]
+    return tuple(definition) if isinstance(definition, list) else ()
 
 
 def _check_command(command: str) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from contract.errors import UserError
@@ -35,7 +35,7 @@ _NO_SECRETS = re.compile(r".*(example|sample|template|dist)(\.[a-z]+)?|.*\.pub",
 
 def find_files(source: Path) -> list[Path]:
     """Return the files below the folder that travel; UserError for those that must not."""
-    paths = sorted(_listed(source))
+    paths = sorted(_followed(source, [*_listed(source)]))
     if not paths:
         raise UserError(
             f"source is {str(source)!r}, which has no file that git does not ignore; specify the "
@@ -139,6 +139,18 @@ def _listed(source: Path) -> Iterator[Path]:
         # git lists a deleted file until the deletion is committed.
         elif whole.is_symlink() or whole.exists():
             yield path
+
+
+def _followed(source: Path, paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files; in place of a link to a folder of the source, those in that folder."""
+    for path in paths:
+        whole, root = source / path, source.resolve()
+        found = list[Path]()
+        if whole.is_symlink() and whole.is_dir() and whole.resolve().is_relative_to(root):
+            to = whole.resolve().relative_to(root)
+            inner = (one for one in paths if one.is_relative_to(to) and not path.is_relative_to(to))
+            found = [path / one.relative_to(to) for one in inner]
+        yield from found or [path]
 
 
 def _is_ignored(source: Path, environment: Mapping[str, str]) -> bool:

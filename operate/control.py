@@ -84,7 +84,11 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     """Reopen the run if it has failed, and request its machine again."""
     head = run.head
     if head is not None and head.state == "finished":
-        raise UserError(f"{run.id} has finished; to train on, start a run with --init-from")
+        raise UserError(
+            f"{run.id} has finished; to train longer, start another run from it: --init-from "
+            f'{run.uri} with other arguments, for a stack "init_from" in program.json and a new '
+            "run_id, or, for a workload, with --extend-to"
+        )
     if head is not None and head.state == "failed":
         say(f"it had failed: {head.reason}")
         options = ("--run-uri", run.uri, "--reason", reason)

@@ -19,11 +19,14 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
     out = folder or Path(run.id)
     sizes = run.store.sizes("") if checkpoint is None else {}
     keys = [key for key in sizes if key.startswith(FINAL_FILES) or key in (RECEIPT, REPORT)]
-    if checkpoint is None and not any(key.startswith(FINAL_FILES) for key in keys):
-        raise UserError(
-            f"{run.id} has no weights yet; --checkpoint newest gets its last commit, if it has one"
-        )
     opened = OpenRun.at(run.uri)
+    if checkpoint is None and not any(key.startswith(FINAL_FILES) for key in keys):
+        lacks = "has no weights yet"
+        if opened.is_of_program and opened.head.state == "finished":
+            lacks = "left no model in SM_MODEL_DIR, so its model is in its last snapshot"
+        raise UserError(
+            f"{run.id} {lacks}; --checkpoint newest gets its last commit, if it has one"
+        )
     if checkpoint is not None:
         name = opened.find_checkpoint(checkpoint).name
         keys = [name if opened.is_of_program else f"{name}.safetensors"]

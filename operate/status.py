@@ -160,7 +160,7 @@ def _left(sight: Sight) -> tuple[float | None, str | None]:
 
 
 def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
-    """Return what must happen before training continues; None while it trains or has finished."""
+    """Return what must happen next; None while it trains, or nothing is left to do."""
     state, run = sight.state, sight.run
     ends = ("-to-zero.json", "-stopped.json") if state == "stopped" else (".json",)
     key = next((key for key in reversed(keys) if key.endswith(ends)), None)
@@ -175,8 +175,10 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
         "starting": f"its machine to start training (last event: {last or 'none'})",
         "stopping": "its machine to save and end",
         "interrupted": "another attempt: start the same command again, or deploy its stack",
+        "finished": run.stack
+        and f"`npx cdk destroy {run.stack}`: idle, it still costs; the buckets and the run stay",
         "silent": "another attempt: its machine has written nothing for two minutes",
-    }.get(state)
+    }.get(state) or None
 
 
 def cost_of(run: OperatedRun) -> tuple[list[dict[str, Any]], Goodput]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -22,12 +23,13 @@ from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.readable import shown
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
-from embedded_aws import EmbeddedAws
+from embedded_aws import EmbeddedAws, EventBus
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.demo.actions import SYNTAX, check_stages, parse_interruption
 from rehearsal.demo.children import ChildFailed, Children, run_cdk
-from rehearsal.demo.demo import Demo, DemoLog, usual_seconds
+from rehearsal.demo.demo import GUARD_TICK_SECONDS, Demo, DemoLog, usual_seconds
 from rehearsal.demo.deployment import (
+    NOTICE_SECONDS,
     REPOSITORY,
     SWEEPS,
     DeployedStacks,
@@ -35,7 +37,7 @@ from rehearsal.demo.deployment import (
     embedded_stacks,
     spot_usd,
 )
-from rehearsal.demo.fleet import KINDS, RehearsalFailed
+from rehearsal.demo.fleet import KINDS, BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.grants import grants_page
 from rehearsal.demo.hosts_demo import HostsDemo
 from rehearsal.demo.receipt import find_faults
@@ -54,6 +56,8 @@ from rehearsal.drills.drill import NSPAWN, PROCESS, choose
 from rehearsal.drills.many import MIXED, ManyRuns, many_table
 from rehearsal.drills.series import DrillSeries, drill_table, outcome_table
 from rehearsal.machines.commands import CommandFailed
+from rehearsal.machines.metadata import RehearsedInstance
+from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -202,6 +206,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
         checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
         source=source,
         data=data,
+        imports_data=described.imports_data,
     )
     return workload, defaults.interruptions
 
@@ -276,7 +281,8 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     ):
         say("bootstrapping the embedded AWS ...")
         folder = REPOSITORY / "out"
-        DeployedStacks(folder=folder, aws=aws, children=children).bootstrap()
+        stacks = DeployedStacks(folder=folder / "aws-local", aws=aws, children=children)
+        stacks.bootstrap()
         variables = aws.exports()
         path = folder / "aws-local.env"
         folder.mkdir(exist_ok=True)
@@ -284,8 +290,50 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
         say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")
+        while arguments.machines:
+            _boot_machines(stacks, say)
         threading.Event().wait()
     return 0
+
+
+def _boot_machines(stacks: DeployedStacks, say: Callable[[str], None]) -> None:
+    """Boot the machines of the fleet that a person deploys, and tick its Guard, until it goes."""
+
+    def found() -> tuple[str, str]:
+        for each in stacks.aws.client("cloudformation").describe_stacks()["Stacks"]:
+            for output in each.get("Outputs", ()):
+                if output["OutputKey"] == "FleetIdOutput":
+                    return str(each["StackName"]), str(output["OutputValue"])
+        return "", ""
+
+    def boot(instance: RehearsedInstance) -> BootableMachine:
+        return stacks.machine(instance, machines, NOTICE_SECONDS, Quirks())
+
+    stack, identifier = found()
+    if not stack:
+        time.sleep(1.0)
+        return
+    machines = stacks.folder / "machines"
+    bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
+    fleet = Fleet(aws=stacks.aws, bus=bus, id=identifier, boot=boot, say=say, stack=stack)
+
+    def is_gone() -> bool:
+        # A deploy may replace the fleet, whose machines go on until they have saved.
+        now, fleet.id = found()
+        return now != stack
+
+    say(f"{stack} has the fleet {identifier}; its machines are processes below {machines}")
+    try:
+        fleet.follow(
+            is_gone,
+            relay=say,
+            tick_seconds=GUARD_TICK_SECONDS,
+            timeout_seconds=math.inf,
+            logs=machines,
+        )
+    finally:
+        fleet.close()
+        bus.close()
 
 
 def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -356,6 +404,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
     aws.add_argument(
         "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
+    )
+    aws.add_argument(
+        "--machines",
+        action="store_true",
+        help="boot the machines that a deployed stack requests, as processes; tick its Guard",
     )
     grants = commands.add_parser(
         "grants", help="print every IAM statement with the rehearsals that used it, in Markdown"

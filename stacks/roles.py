@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aws_cdk import Stack
+from aws_cdk import Aws, Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
@@ -53,6 +53,7 @@ class RunData:
     dataset_prefix: str
     run_bucket: s3.IBucket
     run_prefix: str
+    init_from: str = ""  # the URI of another run, with which a program's run begins
 
     @property
     def dataset_uri(self) -> str:
@@ -61,6 +62,11 @@ class RunData:
     @property
     def run_uri(self) -> str:
         return f"s3://{self.run_bucket.bucket_name}/{self.run_prefix}"
+
+    @property
+    def other_run(self) -> str:
+        """Bucket and prefix of the run with which this one begins."""
+        return f"{self.init_from.removeprefix('s3://').rstrip('/')}/"
 
     def statements(self, bundle: s3_assets.Asset) -> list[iam.PolicyStatement]:
         """Return an instance's permissions on its dataset, its run's prefix and its code bundle.
@@ -73,10 +79,11 @@ class RunData:
         shared = self.run_bucket.arn_for_objects(f"{ARTIFACTS}*")
         # This bundle only: a run keeps a copy of the one that it began with.
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
+        other = [f"arn:{Aws.PARTITION}:s3:::{self.other_run}*"] if self.init_from else []
         buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
         write = ["s3:PutObject", "s3:AbortMultipartUpload"]
         return [
-            allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
+            allow("Read", ["s3:GetObject"], [dataset, own, shared, code, *other]),
             allow("WriteOwnRun", write, [own]),
             allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
             # A run must not write its own limits.
@@ -168,3 +175,6 @@ class InstanceRole(Construct):
                 "named by a hash of their inputs.",
             },
         )
+        if data.init_from:
+            reason = "The run with which this one begins: its files are named by their checksums."
+            nag.acknowledge(self, {nag.objects_in(self, *data.other_run.split("/", 1)): reason})

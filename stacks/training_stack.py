@@ -22,6 +22,7 @@ from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
+from stacks.parameters.programs import program_of
 from stacks.plan_at_synth import (
     annotate,
     epoch_seconds,
@@ -123,6 +124,7 @@ class TrainingStack(Stack):
             dataset_prefix=self._parameters.dataset,
             run_bucket=run_bucket,
             run_prefix=f"{RUNS}{self._parameters.run_id}",
+            init_from=program_of(p).init_from if (p := self._parameters).program else "",
         )
 
     def _image(self, scope: Construct, env: Environment | None) -> str:

@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from contract.errors import UserError
@@ -162,6 +163,48 @@ def dataset_refusals(stages: "Sequence[Prepare | Train]", meta: Mapping[str, Any
     return list(dict.fromkeys(texts))
 
 
+def refuse_foreign(
+    given: str, workload: "Workload[Any]", manifest: Mapping[str, Any], where: str
+) -> None:
+    """Raise UserError if the workload (`given` names it) cannot read a dataset in `where`.
+
+    One that no workload made, files as somebody laid them out, is for whoever reads files as they
+    are: a workload without an import of its own.
+    """
+    made_for, own = manifest["workload"], workload.name
+    if made_for not in (own, PROGRAM):
+        raise UserError(
+            f"the dataset {where} was made for workload {made_for!r}, not {own!r}; use a dataset "
+            "of this workload"
+        )
+    if made_for == PROGRAM and imports_data(workload):
+        raise UserError(
+            f"the dataset {where} has files as they are, and workload {own!r} reads its own form "
+            f"of them: python -m training data import {where} --workload {given} --out data"
+        )
+
+
+def imports_data(workload: "Workload[Any]") -> bool:
+    """Whether its datasets have a form of their own; else files are copied as they are."""
+    from training.workload import Workload, implements
+
+    own = (Workload.import_dataset, Workload.import_folder, Workload.pack_dataset)
+    return any(implements(workload, method) for method in own)
+
+
+def how_without_import(workload: "Workload[Any]", source: Path) -> str:
+    """Return the end of a refusal of files that the workload may read as they are; "" if none."""
+    folder = source.parent if source.is_file() else source
+    if imports_data(workload) or not source.exists() or folder == Path():
+        return ""
+    uri = f"s3://DATASET-BUCKET/{folder.resolve().name}"
+    return (
+        f"; or leave the import out if {workload.name} reads the files as they are: "
+        f"python -m training run --dataset-uri {folder} takes the folder, "
+        f"python -m training data upload {folder} --dataset-uri {uri}"
+    )
+
+
 def _too_few(settings: Settings, meta: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a stage cannot train or be evaluated on so few samples, where they are counted."""
     splits = meta.get("splits")
@@ -170,7 +213,7 @@ def _too_few(settings: Settings, meta: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(train, int) and (why := settings.why_no_step(train)):
         yield why
     if held_out == 0:
-        yield "split validation has no samples; add some"
+        yield "split validation has no samples; add some: without splits, a class needs two files"
 
 
 def workable(

@@ -165,7 +165,8 @@ class Settings:
             one, other = (getattr(self, name) for name in names)
             if one is not None and other is not None:
                 raise ValueError(
-                    f"{names[0]} is {one} and {names[1]} is {other}; use one of the two"
+                    f"{names[0]} is {one} and {names[1]} is {other}; use one of the two, as with "
+                    f"--override {names[0]}=none"
                 )
         batches = ("global_batch", "micro_batch", "eval_batch")
         check_fields(

@@ -89,7 +89,7 @@ class DemoLog:
 
 
 # The Guard runs every ten minutes, too rarely for a rehearsal of a few minutes.
-_GUARD_TICK_SECONDS = 30.0
+GUARD_TICK_SECONDS = 30.0
 _NOTICE_SECONDS = 15.0
 # On an idle machine, and at most: after each kill, the run waits that long.
 _LEASE_TTL_SECONDS, _MAX_LEASE_TTL_SECONDS = 3.0, 6.0
@@ -154,7 +154,7 @@ class Demo:
             fleet.follow(
                 is_over,
                 relay=self.log.hear,
-                tick_seconds=_GUARD_TICK_SECONDS,
+                tick_seconds=GUARD_TICK_SECONDS,
                 timeout_seconds=_PATIENCE_SECONDS * self.log.pace,
                 logs=self._machines,
             )

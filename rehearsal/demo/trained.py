@@ -159,6 +159,7 @@ class RehearsedWorkload:
     checkpoint_interval: str
     source: Path | None = None  # the folder of a user's own workload
     data: Path | None = None  # the folder of its data, or the script that makes them
+    imports_data: bool = True
 
     @property
     def dataset(self) -> str:
@@ -183,7 +184,9 @@ class RehearsedWorkload:
         if brought.is_file():
             brought = stacks.folder / "brought"
             stacks.start_python("data", str(self.data), str(brought)).expect()
-        if (brought / MANIFEST).is_file():
+        # Files that are in no folder are in no class either.
+        is_plain = not self.imports_data and not any(path.is_dir() for path in brought.iterdir())
+        if is_plain or (brought / MANIFEST).is_file():
             shutil.copytree(brought, stacks.dataset)
             return None
         return self._start_data(stacks, "import", str(brought))

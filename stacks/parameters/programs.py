@@ -88,6 +88,11 @@ def check_program(p: ParameterFields) -> None:
         not is_script or (folder / script).is_file(),
         f"program is {program.command!r}, but {str(folder)!r} has no file {script!r}",
     )
+    refuse_unless(
+        not program.init_from or program.init_from.startswith("s3://"),
+        f"init_from is {program.init_from!r}, where no machine has it; name the run as "
+        "s3://RUN-BUCKET/runs/ID",
+    )
     requirements = program.requirements
     refuse_unless(
         requirements in ("", USUAL_REQUIREMENTS) or Path(p.source, requirements).is_file(),

@@ -89,7 +89,8 @@ def test_fails_with_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
         ('{"command": "x", "channels": "train"}', "use a list of names"),
         ('{"command": "x", "quiet_seconds": "10"}', "use a number"),
         ('{"command": "x", "quiet_seconds": true}', "use a number"),
-        ('{"command": "x", "metric_definitions": {"a": "b"}}', "[name, regular expression]"),
+        ('{"command": "x", "metric_definitions": {"a": "b"}}', "or [name, regular expression]"),
+        ('{"command": "x", "metric_definitions": [{"Name": "a"}]}', '{"Name": ..., "Regex": ...}'),
     ],
 )
 def test_fails_to_read_another_document(text: str, sentence: str) -> None:

@@ -92,6 +92,8 @@ def test_fails_on_a_link_that_leads_out_and_follows_one_that_stays(source: Path)
     with pytest.raises(ValueError, match=r"source has data\.csv, a symbolic link to /etc/hostname"):
         find_files(source)
     (source / "data.csv").unlink()
+    (source / "linked").symlink_to("nets")
+    assert "linked/model.py" in found(source) and "linked" not in found(source)
     (source / "here").symlink_to(".")
     with pytest.raises(ValueError, match="source has here, which is neither a file nor a link to"):
         find_files(source)

@@ -11,6 +11,7 @@ from contract.program import Program
 from contract.run_env import find_fault
 from stacks.parameters import StackParameters
 from stacks.program_source import write_source
+from tests.stacks.conftest import Synthesize
 from tests.stacks.templates import sample_run_env
 
 
@@ -57,3 +58,16 @@ def test_the_machines_run_env_says_that_a_program_trains(source: Path) -> None:
     variables = sample_run_env(parameters(source, run_id="mine"))
     assert (variables["WORKLOAD"], variables["RECIPE"]) == ("program", "program")
     assert [name for name, value in variables.items() if find_fault(name, value)] == []
+
+
+def test_a_longer_run_may_read_the_run_that_it_begins_with(
+    source: Path, synthesize: Synthesize
+) -> None:
+    spec = {"command": "python train.py", "init_from": "s3://bucket/runs/mine-1"}
+    (source / "program.json").write_text(json.dumps(spec))
+    given = {"program": "python train.py --epochs 9", "source": str(source)}
+    found = json.dumps(synthesize(**given, dataset="mine", run_id="mine-2")["TrainingStack"])
+    assert ":s3:::bucket/runs/mine-1/*" in found
+    with pytest.raises(ValueError, match=r"name the run as s3://RUN-BUCKET/runs/ID"):
+        (source / "program.json").write_text(json.dumps({**spec, "init_from": "runs/mine"}))
+        parameters(source)

@@ -1,5 +1,6 @@
 """Recipes, overrides by name, and the record that a run belongs to."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -152,3 +153,12 @@ def test_fails_for_a_run_folder_that_belongs_to_another(
     ensure_run_config(store, record(), frozenset())
     with pytest.raises(UserError, match=says):
         ensure_run_config(store, record(**changes), frozenset())
+
+
+@pytest.mark.parametrize("name", ["imagenet", "detection"])
+def test_a_refused_number_of_epochs_says_what_else_must_change(name: str) -> None:
+    workload = load_workload(name)
+    with pytest.raises(UserError, match="--override") as refused:
+        resolve_config(workload, "laptop", {"epochs": "2"})
+    named = dict(re.findall(r"--override (\w+)=(\w+)", str(refused.value)))
+    assert resolve_config(workload, "laptop", {"epochs": "2", **named}).epochs == 2

@@ -41,6 +41,7 @@ from training.durable import (
     Store,
     StoredDataset,
     StoreOutput,
+    class_names,
     open_store,
     stored_source,
 )
@@ -48,6 +49,8 @@ from training.registry import (
     WORKLOADS,
     facts_of,
     fitted,
+    how_without_import,
+    imports_data,
     load_workload,
     module_of,
     parse_overrides,
@@ -309,7 +312,13 @@ def _imported(
             source: Any = ImportSource(Path(options.source), Path(scratch)).folder()
             act, what, total = workload.import_folder, source.name, 0
         else:
-            source = ImportSource(Path(options.source), Path(scratch)).files()
+            try:
+                source = ImportSource(Path(options.source), Path(scratch)).files()
+                if not imports_data(workload):
+                    class_names(source)
+            except UserError as error:
+                more = how_without_import(workload, Path(options.source))
+                raise UserError(f"{error}{more}") from error
             act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
         with _whole_folder(options.out):

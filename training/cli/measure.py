@@ -350,7 +350,7 @@ def _describe(options: argparse.Namespace) -> int:
     from training.engine.job import ResolvedWorkload
     from training.engine.stage_checks import problems
     from training.preflight.preflight import refuse_dataset
-    from training.registry import fitted, load_workload, parse_overrides
+    from training.registry import fitted, imports_data, load_workload, parse_overrides
     from training.workload import Workload, implements
 
     workload = load_workload(options.workload)
@@ -369,6 +369,7 @@ def _describe(options: argparse.Namespace) -> int:
         stages={stage.name: _length(stage, samples.get("train")) for stage in stages},
         num_samples=sum(samples.values()),
         makes_data=implements(workload, Workload.make_dataset),
+        imports_data=imports_data(workload),
         footprints=rows,
         why_unmeasured=why,
     )

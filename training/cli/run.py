@@ -128,7 +128,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add(
         "--init-from",
         metavar="URI",
-        help="start with the weights of a finished run or of a .safetensors file",
+        help="start with the weights of a finished run or of a .safetensors file; a program: with "
+        "another run's newest snapshot, to train longer with other arguments",
     )
     add(
         "--extend-to",
@@ -403,7 +404,6 @@ _OF_WORKLOADS: dict[str, object] = {
     "workload": None,
     "recipe": None,
     "override": [],
-    "init_from": None,
     "extend_to": None,
     "memory_limit_mib": None,
     "no_adapt": False,
@@ -502,6 +502,7 @@ def _program(arguments: argparse.Namespace) -> Program:
         "notice_signal": arguments.notice_signal,
         "quiet_seconds": arguments.quiet_seconds,
         "metric_definitions": tuple(parse_overrides(arguments.metric, "--metric").items()),
+        "init_from": arguments.init_from,
     }
     given = {name: value for name, value in options.items() if value not in (None, {}, ())}
     if path is None:

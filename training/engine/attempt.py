@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contract.errors import Exit, UserError
+from contract.errors import Exit
 from contract.source import source_sha256
 from training.artifacts.prepare import ensure_artifact, open_artifact
 from training.durable import (
@@ -52,7 +52,7 @@ from training.engine.optimizer import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.step_log import longest, sentence
 from training.numerics import code_fingerprint, configure, numerics_key
-from training.registry import facts_of, module_of
+from training.registry import facts_of, module_of, refuse_foreign
 from training.settings import recorded
 from training.workload import Inputs, OptimizerState, Prepare, Prior, PriorTensors, Train
 
@@ -75,7 +75,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             start=options.start_rank,
         ) as environment,
     ):
-        _refuse_other_workload(options, resolved, dataset)
+        refuse_foreign(options.workload, resolved.workload, dataset.manifest, options.dataset_uri)
         config = resolved.config
         device = configure(
             num_threads=config.num_threads,
@@ -107,19 +107,9 @@ def _log_beginning(
     overrides = {**resolved.fitted, **options.overrides}
     named = "".join(f" {name}={text}" for name, text in sorted(overrides.items()))
     _log.info("[ok] torch %s on %s", torch.__version__, device)
-    _log.info("[ok] dataset %s: %s", dataset.manifest["name"], facts_of(dataset.meta))
+    facts = facts_of(dataset.meta) or f"{len(dataset.manifest['files'])} files"
+    _log.info("[ok] dataset %s: %s", dataset.manifest["name"], facts)
     _log.info("[ok] %s, recipe %s:%s", resolved.workload.name, options.recipe, named or " as it is")
-
-
-def _refuse_other_workload(
-    options: RunOptions, resolved: ResolvedWorkload, dataset: LocalDataset
-) -> None:
-    made_for, asked = dataset.manifest["workload"], resolved.workload.name
-    if made_for != asked:
-        raise UserError(
-            f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
-            f"not {asked!r}; use a dataset of this workload"
-        )
 
 
 class _WorkloadJob:

@@ -35,7 +35,7 @@ from training.engine.optimizer import OPTIMIZER, autocast, state_by_name
 from training.engine.parallel import Parallel
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.numerics import configure, seed_torch
-from training.registry import load_workload, resolve_config
+from training.registry import load_workload, refuse_foreign, resolve_config
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
@@ -202,12 +202,7 @@ def load_trained(
     """Build the stage `stage_name` of a run over a dataset, and load the weights into its model."""
     record = run.record
     workload = load_workload(record.workload)
-    if dataset.manifest["workload"] != workload.name:
-        raise UserError(
-            f"the dataset {dataset.folder} was made for workload "
-            f"{dataset.manifest['workload']!r}, but the run trained {workload.name!r}; "
-            "pass a dataset of that workload"
-        )
+    refuse_foreign(record.workload, workload, dataset.manifest, str(dataset.folder))
     config = resolve_config(workload, record.recipe, record.all_overrides)
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
     stages = workload.stages(config)

@@ -58,7 +58,13 @@ from training.engine.stage_checks import problems
 from training.numerics import configure, device_of
 from training.preflight.admission import ResourceRequest, is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
-from training.registry import dataset_refusals, fitted, load_workload, resolve_config
+from training.registry import (
+    dataset_refusals,
+    fitted,
+    load_workload,
+    refuse_foreign,
+    resolve_config,
+)
 from training.workload import Batch, Prepare, Rung, Train, Workload, implements
 
 _log = logging.getLogger(__name__)
@@ -365,7 +371,7 @@ def preflight(options: RunOptions) -> _Preflight:
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     record = RunConfig.read(options.store)
-    meta = _meta(options.dataset_uri) if record is None else None
+    meta = _meta(options, workload) if record is None else None
     overrides_of_data = _fitted(workload, options, meta) if record is None else record.fitted
     overrides = {**overrides_of_data, **options.overrides}
     config = ResolvedWorkload.of(workload, options.recipe, overrides).config
@@ -410,13 +416,17 @@ def preflight(options: RunOptions) -> _Preflight:
     return _Preflight(job=job, request=request)
 
 
-def _meta(dataset_uri: str) -> Mapping[str, Any] | None:
-    """Return the `meta` of the dataset that a run begins with.
+def _meta(options: RunOptions, workload: Workload[Any]) -> Mapping[str, Any] | None:
+    """Return the `meta` of the dataset that a run begins with; UserError if it is another's.
 
     None without a manifest, as when a sync has just begun: then stages refuse as they start.
     """
-    manifest = StoredDataset(open_store(dataset_uri)).manifest
-    return manifest["meta"] if manifest else None
+    manifest = StoredDataset(open_store(options.dataset_uri)).manifest
+    if manifest is None:
+        return None
+    refuse_foreign(options.workload, workload, manifest, options.dataset_uri)
+    meta: Mapping[str, Any] = manifest["meta"]
+    return meta
 
 
 def _fitted(

@@ -13,6 +13,7 @@ import pytest
 
 from contract.progress import progress_record
 from tests.training.conftest import lacking
+from tests.training.documented import own_workload
 from tests.training.workloads.imagenet.photographs import command as importing
 from tests.training.workloads.imagenet.photographs import fill
 from training.cli import data
@@ -59,6 +60,36 @@ def test_an_upload_writes_nothing_into_a_programs_folder(tmp_path: Path) -> None
     assert main(["data", "upload", str(folder), "--dataset-uri", str(bucket)]) == 0
     assert len(json.loads((bucket / "manifest.json").read_text())["files"]) == 2
     assert len(json.loads((folder / "manifest.json").read_text())["files"]) == 1
+
+
+def test_a_workload_of_ones_own_reads_a_folder_as_it_is_and_its_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_workload(tmp_path / "mine", name="flowers.py")
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    (table := tmp_path / "table").mkdir()
+    rows = [f"{n % 3},0,1,{n % 3},{('iris', 'lily', 'rose')[n % 3]}" for n in range(90)]
+    (table / "flowers.csv").write_text("\n".join(["a,b,c,d,name", *rows]))
+    before = {path: path.stat().st_mtime_ns for path in [table, *table.rglob("*")]}
+    own = ["--workload", "flowers:FLOWERS"]
+    assert main(["data", "import", str(table), *own, "--out", str(tmp_path / "out")]) == 2
+    assert f"training data upload {table} --dataset-uri s3://" in capsys.readouterr().err
+    assert main(["data", "upload", str(table), "--dataset-uri", str(tmp_path / "bucket")]) == 0
+    run = ["run", *own, "--recipe", "laptop", "--override", "epochs=1"]
+    for number, uri in enumerate((table, tmp_path / "bucket")):
+        run_uri = str(tmp_path / f"run-{number}")
+        assert main([*run, "--dataset-uri", str(uri), "--run-uri", run_uri]) == 0
+    receipts = [json.loads((tmp_path / f"run-{n}" / "receipt.json").read_text()) for n in (0, 1)]
+    assert receipts[0]["weights_sha256"] == receipts[1]["weights_sha256"]
+    assert {path: path.stat().st_mtime_ns for path in [table, *table.rglob("*")]} == before
+    # A workload whose datasets have a form of their own says how to get there.
+    known = ["run", "--workload", "trajectory", "--recipe", "laptop"]
+    for uri in (table, tmp_path / "bucket"):
+        capsys.readouterr()
+        command = [*known, "--dataset-uri", str(uri), "--run-uri", str(tmp_path / "no")]
+        assert main(command) == 2
+        assert f"data import {uri} --workload trajectory --out data" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_sync_keeps_its_counts_in_a_file_and_does_not_fail_where_it_cannot(
@@ -197,7 +228,9 @@ def test_fails_to_print_a_deploy_that_would_be_refused(capsys: pytest.CaptureFix
     meta = {**META, "splits": {"train": 2000, "validation": 0}}
     found = data.show_next("imagenet", IMAGENET, {"meta": meta, "files": []}, "data", None)
     assert found["here"] == found["on_ec2"] == []
-    assert found["on_ec2_refused"] == "split validation has no samples; add some"
+    assert found["on_ec2_refused"] == (
+        "split validation has no samples; add some: without splits, a class needs two files"
+    )
     assert "deploy" not in capsys.readouterr().out
     found = data.show_next("imagenet", IMAGENET, {"meta": META, "files": []}, "s3://bucket", None)
     assert "dataset is ''; use a key prefix" in found["on_ec2_refused"]

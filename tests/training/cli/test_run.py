@@ -225,9 +225,6 @@ def test_fails_for_a_dataset_that_is_not_whole(
     (folder / "notes" / "about.txt").unlink()
     assert run.attempt() == 2
     assert "about.txt is missing; sync the dataset again" in capsys.readouterr().err
-    (folder / "manifest.json").unlink()
-    assert run.attempt() == 2
-    assert "has no manifest.json" in capsys.readouterr().err
 
 
 def test_the_fail_command_marks_the_run(run: Run) -> None:

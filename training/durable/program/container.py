@@ -376,8 +376,9 @@ class ProgramOptions(AttemptOptions):
     def identity(self, source: str) -> dict[str, Any]:
         """The `config` of config.json; `source` is the checksum of the source folder."""
         program = self.program
+        # What the run begins with is its origin, with the snapshot.
         return {
-            **asdict(program),
+            **{name: value for name, value in asdict(program).items() if name != "init_from"},
             "channels": list(program.channels),
             "keep": list(program.keep),
             "metric_definitions": [list(pair) for pair in program.metric_definitions],

@@ -14,7 +14,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from contract.errors import Exit, UserError
 from contract.keys import DATASET_FILES, MANIFEST
@@ -28,9 +28,10 @@ from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.program.container import ContainerHost, ProgramOptions, build_command, claimed
 from training.durable.program.process import ProgramProcess
 from training.durable.program.watch import ProgramWatch
-from training.durable.record.run import RunConfig
+from training.durable.record.run import OpenRun, RunConfig
 from training.durable.report.receipt import RunResult
 from training.durable.save.snapshots.mirror import restore_as
+from training.durable.store.folder import open_store
 from training.durable.store.local_dataset import ARRIVING
 from training.durable.store.protocol import Store
 
@@ -71,6 +72,7 @@ class _ProgramJob:
         self._host = ContainerHost.here(options.instance_type, options.hosts)
         channels = options.program.channels if options.dataset_uri else ()
         self._command = build_command(options, self._host, channels, os.environ)
+        self._origin = _origin(options)
 
     def run_config(self) -> RunConfig:
         """Return config.json's content if this is the run's first attempt."""
@@ -81,6 +83,7 @@ class _ProgramJob:
             config=self._options.identity(self._source_sha256),
             dataset=self._fingerprint,
             numerics_key={},
+            origin=self._origin,
         )
 
     def train(self, run: HeldRun) -> RunResult:
@@ -88,6 +91,9 @@ class _ProgramJob:
         options, command = self._options, self._command
         with contextlib.closing(ProgramWatch(options, run)) as watch:
             snapshot = _beating(run, watch.restore)
+            if self._origin and not snapshot:
+                _beating(run, self._begin_with_origin)
+                run.events.emit("begun-from", "ok", **self._origin)
             run.lease.sweep()
             _beating(run, self._prepare)
             options.notice_file.unlink(missing_ok=True)
@@ -105,6 +111,8 @@ class _ProgramJob:
         with self._meeting(supervisor) as snapshot:
             supervisor.follow()
             restore_as(options.store, snapshot, options.mirrored)
+            if self._origin and not snapshot:
+                self._begin_with_origin()
             self._prepare()
             options.notice_file.unlink(missing_ok=True)
             with self._process(self._command.variables, sys.stdout.fileno()) as process:
@@ -158,9 +166,30 @@ class _ProgramJob:
         finally:
             meeting.close(has_finished=has_finished)
 
+    def _begin_with_origin(self) -> None:
+        assert self._origin is not None
+        name = self._origin["checkpoint"]
+        restore_as(open_store(self._origin["uri"]), name, self._options.mirrored)
+        _log.info("[program] begins with snapshot %s of %s", name, self._origin["uri"])
+
     def _prepare(self) -> None:
         options = self._options
         options.container.prepare(options.program, self._host, self._dataset_folder())
+
+
+def _origin(options: ProgramOptions) -> Mapping[str, Any] | None:
+    """Return the run and the snapshot that this run begins with, as its config.json has them."""
+    if not (asked := options.program.init_from):
+        return None
+    uri = asked if "://" in asked else str(Path(asked).absolute())
+    record = RunConfig.read(options.store)
+    if record is not None and record.origin and record.origin["uri"] == uri:
+        return record.origin
+    old = OpenRun.at(uri)
+    if not old.is_of_program:
+        raise UserError(f"{uri} is the run of a workload; a program begins with a program's run")
+    newest = old.find_checkpoint("newest")
+    return {"uri": uri, "checkpoint": newest.name, "step": newest.step}
 
 
 def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:

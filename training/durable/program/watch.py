@@ -374,7 +374,13 @@ class ProgramWatch:
                 "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
                 "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
             )
-        digest = _digest_of_model(sums)
+        digest, saved = _digest_of_model(sums), sorted(self._mirror.checksums())
+        if not digest and saved:
+            shown = ", ".join(saved[:3]) + f" and {len(saved) - 3} more" * (len(saved) > 3)
+            _log.info(
+                f"[program] it left no model in SM_MODEL_DIR; the last snapshot has {shown}: "
+                f"runs download {run.store.uri} --checkpoint newest"
+            )
         run.metrics.flush()
         history = History.read(run.store)
         return RunResult(

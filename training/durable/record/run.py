@@ -105,10 +105,11 @@ def _refuse_other_run(
         pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
     for what, there, here in pairs:
         if there != here:
+            longer = f"; with --init-from {uri} that one begins with this one's newest snapshot"
             raise UserError(
                 f"the run folder {uri} belongs to {what} {_readable(there)}, "
                 f"not {_readable(here)}; use another run URI (-c run_id= of a stack), "
-                f"or the same {what}"
+                f"or the same {what}{longer if mine.workload == PROGRAM else ''}"
             )
 
 

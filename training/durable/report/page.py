@@ -268,8 +268,9 @@ def _left_by_program(store: Store, history: History) -> str:
     reported = [line["values"] for line in history.lines if line["kind"] == "metrics"]
     found = {name: _readable(value) for values in reported for name, value in values.items()}
     receipt = parse_receipt(store.get(RECEIPT))
-    if files := receipt.get("final_files"):
-        found["final files"] = ", ".join(files)
+    for kind in ("final", "checkpoint"):
+        if files := receipt.get(f"{kind}_files"):
+            found[f"{kind} files"] = ", ".join(files)
     if "exit_code" in receipt:
         found["exit code"] = _readable(receipt["exit_code"])
     return table([*found.items()]) if found else "<p>None yet.</p>"

@@ -131,6 +131,7 @@ def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
         "recipe": record.recipe,
         "overrides": dict(record.overrides),
         "state": state,
+        **({"origin": record.origin} if record.origin else {}),
         "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
         "prediction": record.prediction,
         "dataset": record.dataset,

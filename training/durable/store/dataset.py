@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from contract.aws_limits import most
 from contract.errors import UserError
-from contract.keys import MANIFEST, UNFINISHED
+from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
 from training.durable.sources import Brought, places_of
@@ -48,6 +48,7 @@ from training.durable.store.local_dataset import (
     manifest_of,
     no_progress,
     parse_manifest,
+    refuse_unfinished,
     syncing,
 )
 from training.durable.store.protocol import Store, StoreError, writing
@@ -125,10 +126,7 @@ class StoredDataset:
         for it in its manifest.
         """
         began, store = time.monotonic(), self._store
-        if (folder / UNFINISHED).is_file():
-            raise UserError(
-                f"{folder} has an unfinished dataset; finish it with the command that began it"
-            )
+        refuse_unfinished(folder)
         if is_programs_own(folder):
             manifest = list_files(folder, PROGRAM, {})
         else:

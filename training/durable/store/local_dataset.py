@@ -210,6 +210,8 @@ class LocalDataset:
     ) -> "LocalDataset":
         """Open a local dataset. Each file is hashed once per machine (with `again`, now).
 
+        A folder without a manifest is one that no workload made: its files count as they are now,
+        and nothing is written there. With `again` it is refused, as nothing vouches for them.
         While a sync is filling the folder, the dataset opens at once and waits for its files (with
         `again`, for the sync to end), and for `patience_seconds` even where a sync has failed.
         """
@@ -243,7 +245,13 @@ class LocalDataset:
             if (folder / ARRIVING).is_file():
                 # Not a UserError, which would end the run: a machine's boot syncs again.
                 raise StoreError(f"the sync of {folder} was interrupted; sync it again")
-            raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
+            refuse_unfinished(folder)
+            if not again:
+                return cls(folder, json.loads(list_files(folder, PROGRAM, {}, progress)))
+            raise UserError(
+                f"{folder} has no {MANIFEST} with its files' checksums; check a folder that "
+                "`python -m training data` has made, imported or synced"
+            )
         manifest = parse_manifest(path.read_bytes(), str(path))
         check = partial(_checked, folder, verified, again=again)
         for_each_file(manifest["files"], check, progress)
@@ -314,7 +322,9 @@ def _fingerprint_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
-def list_files(folder: Path, workload: str, meta: Mapping[str, Any]) -> bytes:
+def list_files(
+    folder: Path, workload: str, meta: Mapping[str, Any], progress: FileProgress = no_progress
+) -> bytes:
     """Return the content of a manifest.json of every file in `folder`; write nothing there."""
     own = [folder / name for name in (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)]
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p not in own)
@@ -323,16 +333,18 @@ def list_files(folder: Path, workload: str, meta: Mapping[str, Any]) -> bytes:
     for path in paths:
         if NOT_TEXT.search(str(path.relative_to(folder))):
             raise UserError(f"{os.fsencode(path)!r} has a name that is not UTF-8; rename it")
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        sums = list(pool.map(sha256_of, paths))
-    files = [
-        {
-            "name": path.relative_to(folder).as_posix(),
-            "bytes": path.stat().st_size,
-            "sha256": digest,
-        }
-        for path, digest in zip(paths, sums, strict=True)
+    sums = dict[str, str]()
+    files: list[Entry] = [
+        {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size}
+        for path in paths
     ]
+
+    def add_checksum(entry: Entry) -> bool:
+        sums[entry["name"]] = sha256_of(folder / entry["name"])
+        return True
+
+    for_each_file(files, add_checksum, progress)
+    files = [{**entry, "sha256": sums[entry["name"]]} for entry in files]
     return manifest_of(folder.resolve().name, workload, meta, files)
 
 
@@ -346,6 +358,14 @@ def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequen
         "meta": dict(meta),
     }
     return json.dumps(manifest, indent=1).encode()
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raise UserError if an import or a generator was interrupted there."""
+    if (folder / UNFINISHED).is_file():
+        raise UserError(
+            f"{folder} has an unfinished dataset; finish it with the command that began it"
+        )
 
 
 def is_programs_own(folder: Path) -> bool:

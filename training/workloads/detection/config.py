@@ -128,7 +128,7 @@ class DetectionConfig(Architecture):
         if not 1 <= self.drop_epoch <= self.epochs:
             raise ValueError(
                 f"drop_epoch is {self.drop_epoch} of {self.epochs} epochs; use an epoch from 1 on "
-                "(the last one: no drop)"
+                f"(the last one: no drop), as with --override drop_epoch={self.epochs}"
             )
         # dataclass(slots=True) creates a new class, which super() does not know.
         Architecture.__post_init__(self)

@@ -105,9 +105,11 @@ class ImagenetConfig:
             )
         ramp = (self.low_until_epoch, self.train_size_from_epoch)
         if not 0 <= ramp[0] <= ramp[1] <= self.epochs:
+            low, full = (min(number, self.epochs) for number in ramp)
             raise ValueError(
                 f"low_until_epoch {ramp[0]} and train_size_from_epoch {ramp[1]}; give them in "
-                f"order, up to the {self.epochs} epochs"
+                f"order, up to the {self.epochs} epochs, as with --override low_until_epoch={low} "
+                f"--override train_size_from_epoch={full}"
             )
 
     @property

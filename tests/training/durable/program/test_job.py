@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -47,6 +48,27 @@ def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun
     assert [part for part in parts if part not in page] == []
     assert "None yet" not in page
     assert "<td>is</td><td>no certificate: what an interruption costs it was not tried" in page
+
+
+def test_a_run_made_longer_begins_with_the_newest_snapshot_of_another(
+    run: ProgramRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt() == 0
+    capfd.readouterr()
+    assert run.attempt("--hyperparameter=steps=12") == 2
+    assert f"with --init-from {run.uri} that one begins with" in capfd.readouterr().err
+    config = run.store.get("config.json")
+    longer = ProgramRun(folder=run.folder, uri=f"{run.uri}-longer", options=run.options)
+    more = ("--hyperparameter=steps=12", f"--init-from={run.uri}", f"--ml-root={run.folder}/more")
+    assert longer.attempt(*more) == 0
+    assert longer.log(1).splitlines()[:2] == ["begins after 8", "step=9 loss=0.1111111111111111"]
+    newest = run.head.checkpoints[-1]
+    origin = {"uri": run.uri, "checkpoint": newest.name, "step": newest.step}
+    assert longer.json("receipt.json")["origin"] == longer.json("config.json")["origin"] == origin
+    assert run.store.get("config.json") == config, "as it was written"
+    # From here on it has snapshots of its own: the other run is needed no more.
+    shutil.rmtree(run.uri)
+    assert longer.attempt(*more) == 0
 
 
 def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: ProgramRun) -> None:
