@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# datumaro 1.13.12: a COCO file of boxes (no masks) that is imported and exported as COCO again loses
-# iscrowd: the region of many animals becomes one animal, which an evaluation then asks for. The
-# importer knows it (attribute is_crowd); its YOLO export leaves the box out, LabelMe's keeps the mark,
-# CVAT's keeps the box without it. A crowd with a mask (RLE) keeps it.
+# datumaro 1.13.12: a COCO file of boxes (no masks) that is imported and exported as COCO again
+# loses iscrowd: the region of many animals becomes one animal, which an evaluation then asks for.
+# The importer knows it (attribute is_crowd); its YOLO export leaves the box out, LabelMe's keeps
+# the mark, CVAT's keeps the box without it. A crowd with a mask (RLE) keeps it.
 # Seen: iscrowd [0, 1] before, [0, 0] after COCO to COCO; with a mask [0, 1].
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)
@@ -48,7 +48,8 @@ column = [480 * 200 + 200, 200] + [280, 200] * 299 + [480 * 140 + 80]
 seen = {}
 for name, crowd in {"box": [], "mask": {"counts": column, "size": [480, 640]}}.items():
     written(name, crowd)
-    Dataset.import_from(name, "coco_instances").export(f"{name}-out", "coco_instances", save_media=True)
+    loaded = Dataset.import_from(name, "coco_instances")
+    loaded.export(f"{name}-out", "coco_instances", save_media=True)
     seen[name] = crowds(name), crowds(f"{name}-out")
     print(f"crowd with a {name}: iscrowd {seen[name][0]} before, {seen[name][1]} after")
 for form in ("yolo", "label_me", "cvat"):

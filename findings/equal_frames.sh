@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Pillow 13.0.0 merges equal neighbours when it writes a GIF, an animated PNG or an animated WebP, so
-# a still scene has fewer frames in the file than it was given, and labels by frame number move; GIF
-# and PNG give the longer duration, WebP's reader gives none. AVIF and TIFF keep each frame.
+# Pillow 13.0.0 merges equal neighbours when it writes a GIF, an animated PNG or an animated WebP,
+# so a still scene has fewer frames in the file than it was given, and labels by frame number move;
+# GIF and PNG give the longer duration, WebP's reader gives none. AVIF and TIFF keep each frame.
 # Seen: of 10 frames (4, 4 and 2 equal) GIF, PNG and WebP have 3, AVIF and TIFF 10.
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)

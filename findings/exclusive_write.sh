@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # s3fs 2026.9.0: open(..., "xb") of a key that is there uploads everything before it raises
 # FileExistsError, because S3 compares when an upload completes; the upload of more than one part is
-# neither completed nor aborted: its parts stay in the bucket and are billed until a lifecycle rule or
-# somebody ends it. A small file leaves nothing. The old object stays. Against moto 5.2.5's server.
+# neither completed nor aborted: its parts stay in the bucket and are billed until a lifecycle rule
+# or somebody ends it. A small file leaves nothing. The old object stays. Against moto 5.2.5's
+# server.
 # Seen: 1 kB: refused, no open upload; 20 MB in parts of 5 MiB: refused, one open upload of 20 MB.
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# fastparquet 2026.9.0 writes a column of lists of ints (token ids) as text, JSON in bytes: it reads its
-# own file back as lists, pyarrow 26.0.1 reads strings. Of a file that pyarrow wrote it reads lists
-# right, but 16-bit floats as two bytes each. Neither says a word.
+# fastparquet 2026.9.0 writes a column of lists of ints (token ids) as text, JSON in bytes: it reads
+# its own file back as lists, pyarrow 26.0.1 reads strings. Of a file that pyarrow wrote it reads
+# lists right, but 16-bit floats as two bytes each. Neither says a word.
 # Seen: '[1,2]' for [1, 2]; b'\x00<' for float16 1.0; lists and 64-bit ints of pyarrow right.
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gguf 0.19.0: GGUFWriter leaves out an empty string and an empty array without a word, so a reader
-# sees no key (no system prompt given, instead of an empty one; no extra tokens known, instead of none).
-# False, 0 and a list of one empty string are written.
+# sees no key (no system prompt given, instead of an empty one; no extra tokens known, instead of
+# none). False, 0 and a list of one empty string are written.
 # Seen: of "", [], False, 0 and [""] the file has False, 0 and [""].
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # An S3 object that is replaced while it is read: pyarrow 26.0.1 and obstore 0.12.1 ask for ranges
-# without saying of which version, and return the beginning of the old object and the rest of the new
-# one, without an error. s3fs 2026.9.0 raises FileExpired, smart_open 9.0.2 reads the old one to its
-# end. 20 MB against moto 5.2.5's server, after a first read of 1 kB.
+# without saying of which version, and return the beginning of the old object and the rest of the
+# new one, without an error. s3fs 2026.9.0 raises FileExpired, smart_open 9.0.2 reads the old one to
+# its end. 20 MB against moto 5.2.5's server, after a first read of 1 kB.
 # Seen: pyarrow and obstore a mixture; s3fs FileExpired; smart_open the old bytes.
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)

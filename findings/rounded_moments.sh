@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # came-pytorch 0.1.3 (CAME) and transformers 5.24.0 (Adafactor) keep float32 moments for bfloat16
-# weights, and their checkpoints hold float32. torch 2.14.1's load_state_dict casts floating state to
-# the weights' type, so a resumed run goes on with moments rounded to bfloat16, and ends with other
-# weights; with float32 weights both resume exactly. A fix: put the loaded tensors into
+# weights, and their checkpoints hold float32. torch 2.14.1's load_state_dict casts floating state
+# to the weights' type, so a resumed run goes on with moments rounded to bfloat16, and ends with
+# other weights; with float32 weights both resume exactly. A fix: put the loaded tensors into
 # optimizer.state by hand.
 # Seen: float32 weights equal; bfloat16 weights differ by 0.02 (CAME) and 0.002 (Adafactor) or so.
 set -o errexit -o nounset -o pipefail

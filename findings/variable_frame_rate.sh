@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # imageio 2.38.1 with its FFMPEG plugin (imageio-ffmpeg 0.8.1) reads a video of variable frame rate
-# at a constant one: it repeats frames over pauses and may drop one, so frame numbers,
-# and labels by them, mean other pictures. Its pyav plugin, PyAV and decord 0.6.0 read each frame once.
+# at a constant one: it repeats frames over pauses and may drop one, so frame numbers, and labels by
+# them, mean other pictures. Its pyav plugin, PyAV and decord 0.6.0 read each frame once.
 # Seen: of 12 frames FFMPEG reads 93 (mp4; 11 different pictures) and 116 (mkv); the others 12.
 set -o errexit -o nounset -o pipefail
 folder=$(mktemp -d)
