@@ -179,9 +179,9 @@ parameters: $(READY) ## a size's stack parameters and their origins: make parame
 
 # hf-xet and tensorboard-data-server only make downloads and reads faster, and take 32 MB.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-  --no-emit-index-url --no-emit-package hf-xet --no-emit-package tensorboard-data-server
+  --no-emit-index-url --no-emit-package hf-xet --no-emit-package tensorboard-data-server $(ARGS)
 
-requirements: $(READY) ## compile each requirements.in to its requirements.txt, with hashes and without host names
+requirements: $(READY) ## compile each requirements.in to its requirements.txt, with hashes and without host names; ARGS=--upgrade takes the newest versions
 	@for folder in . stacks/checkov; do \
 	  $(LOCK) --output-file $$folder/requirements.txt $$folder/requirements.in; done
 	@for group in $(GROUPS); do \

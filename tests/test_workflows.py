@@ -22,6 +22,8 @@ WRITES = {
     ("review", "comment", "pull-requests"),
     ("prices", "prices", "contents"),
     ("prices", "prices", "pull-requests"),
+    ("upgrades", "upgrades", "contents"),
+    ("upgrades", "upgrades", "pull-requests"),
 }
 
 
@@ -44,7 +46,8 @@ def test_training_is_tried_with_the_torch_of_every_image_that_is_promised() -> N
     job = workflow("ci")["jobs"]["other-torch"]
     tried = {each["torch"].rpartition(".")[0] for each in job["strategy"]["matrix"]["include"]}
     lines = {line for line, _ in PYTORCH_LINES}
-    assert tried == lines - {"2.7", "2.8", "2.9"}, "see docs/dependencies.md"
+    # 2.15 is newer than the lock's, and no image has it yet.
+    assert tried == lines - {"2.7", "2.8", "2.9"} | {"2.15"}, "see docs/dependencies.md"
     assert job["steps"][-1]["run"].startswith("make compat ")
     (default,) = re.findall(r"compat\.sh (\S+) --slice", (REPOSITORY / ".ci" / "run").read_text())
     assert default in {each["torch"] for each in job["strategy"]["matrix"]["include"]}
