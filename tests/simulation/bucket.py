@@ -164,12 +164,12 @@ class _Caller:
         trouble = world.trouble(self.who)
         if trouble is not None:
             is_hit = luck.random() < trouble.share
-            if trouble.kind == "slow":
+            if trouble.how == "slow":
                 seconds *= 100 if is_hit else 10
-            elif is_hit and trouble.kind == "outage":
+            elif is_hit and trouble.how == "outage":
                 sleep(self.connect_seconds)
                 raise ConnectTimeoutError(endpoint_url=ENDPOINT)
-            elif is_hit and trouble.kind == "throttle":
+            elif is_hit and trouble.how == "throttle":
                 sleep(seconds)
                 raise error("SlowDown", operation, 503)
         if seconds > self.read_seconds:
@@ -181,7 +181,7 @@ class _Caller:
         sleep(seconds / 2)
         answer = act()
         sleep(seconds / 2)
-        if trouble is not None and trouble.kind == "lost" and luck.random() < trouble.share:
+        if trouble is not None and trouble.how == "lost" and luck.random() < trouble.share:
             sleep(self.read_seconds)
             raise ReadTimeoutError(endpoint_url=ENDPOINT)
         return answer

@@ -40,7 +40,7 @@ class Process:
     clock_off: float = 0.0  # seconds that its wall clock is ahead
     is_dead: bool = False
     paused_until: float = 0.0
-    tasks: set["Task"] = field(default_factory=set)
+    tasks: dict["Task", None] = field(default_factory=dict)  # in their order
     code: int | None = None  # with which it ended
     supervisor: Any = None  # of a trainer
     ended: "Event" = field(default_factory=lambda: Event())
@@ -65,7 +65,7 @@ class Task:
         self.done = Event()
         self.error: BaseException | None = None
         self.glet = greenlet(lambda: self._run(act), CLOCK.hub)
-        process.tasks.add(self)
+        process.tasks[self] = None
 
     def _run(self, act: Callable[[], Any]) -> None:
         try:
@@ -77,7 +77,7 @@ class Task:
             self.error = error
             CLOCK.died(self, error)
         finally:
-            self.process.tasks.discard(self)
+            self.process.tasks.pop(self, None)
             self.done.set()
 
 

@@ -7,6 +7,7 @@ scripts of userdata/, whose decisions `_Service` repeats. All else that decides 
 import hashlib
 import json
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -438,7 +439,8 @@ class _Attempt:
             budget_seconds=120,
             notice_file=host.folder / "notice.json",
             notice_policy=self.plan.policy,
-            watchdog_seconds=WATCHDOG_SECONDS,
+            # Who has longer steps than the default allows for, says so.
+            watchdog_seconds=max(WATCHDOG_SECONDS, 3 * self._longest_seconds),
         )
         supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
         self.process.supervisor = supervisor
@@ -467,8 +469,12 @@ class _Attempt:
         except PoweredOffError:
             raise
         except Exception as error:
-            world.breaks("a trainer crashed", f"{type(error).__name__}: {error}")
+            world.breaks("a trainer crashed", place_of(error))
             return 1
+
+    @property
+    def _longest_seconds(self) -> float:
+        return self.plan.step_seconds + self.plan.life.first_step
 
     def run_config(self) -> RunConfig:
         return self.options.run_config(
@@ -520,7 +526,11 @@ class _Attempt:
             state: Mapping[str, Any] = json.loads(found[checkpointer_file.STATE])
             return state
 
-        sleep(self.plan.state_bytes / self.plan.upload_rate)
+        left = self.plan.state_bytes / self.plan.upload_rate
+        while left > 0:
+            store.uri  # noqa: B018 - each part that arrives is heard
+            sleep(min(left, _EVALUATION_PIECE))
+            left -= _EVALUATION_PIECE
         return read_twice(entry, read)
 
 
@@ -626,6 +636,12 @@ class _Loop:
     def _capture(self) -> LiveState:
         state = {"position": asdict(self.position)}
         return _State(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
+
+
+def place_of(error: BaseException) -> str:
+    """Return an error with the file and line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 _SUMS = [0]
