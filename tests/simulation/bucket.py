@@ -1,7 +1,7 @@
-"""S3 as its callers meet it: versions, conditional writes, latency, throttling, outages, lost words.
+"""S3 as its callers meet it: versions, conditional writes, latency, throttling, outages.
 
-One bucket for all: `TrainerClient` is what the project's S3Store makes of boto3, `GuardService` what
-the Guard does. EC2, Auto Scaling, SSM and SNS answer as in the Guard's model.
+One bucket for all: `TrainerClient` is what S3Store makes of boto3, `GuardService` what the Guard
+does. EC2, Auto Scaling, SSM and SNS answer as in the Guard's model.
 """
 
 import io
@@ -95,9 +95,7 @@ class Bucket:
         version = self.found(Key)
         if IfMatch and version is None:
             raise error("NoSuchKey", status=404)
-        if (IfNoneMatch and version) or (
-            IfMatch and version and IfMatch != f'"{version.number}"'
-        ):
+        if (IfNoneMatch and version) or (IfMatch and version and IfMatch != f'"{version.number}"'):
             raise error("PreconditionFailed", status=412)
         data = Body if isinstance(Body, bytes) else Body.read()
         return {"ETag": self.write(Key, bytes(data))}
@@ -280,4 +278,3 @@ class GuardService(_Caller):
 def _passes(failure: Exception) -> bool:
     answer: Any = getattr(failure, "response", None)
     return answer is None or answer["ResponseMetadata"]["HTTPStatusCode"] >= 500
-

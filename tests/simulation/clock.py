@@ -29,7 +29,7 @@ OURS = ("training.", "userdata.")
 
 
 class PoweredOffError(BaseException):
-    """Raised at every wait in a process that has ended: nothing that it still does has an effect."""
+    """Raised at every wait in a process that has ended: what it still does has no effect."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -26,12 +26,12 @@ from contract.samples import MODULUS, sum_of_all
 from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process, sleep
 from tests.stacks.guard.world import MINUTE, Machine
+from training.durable import errors as errors_file
 from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
 from training.durable.attempt.resume_point import DamagedCheckpointError, newest_valid, read_twice
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.attempt.world import AttemptContext, RankEnvironment, World
-from training.durable import errors as errors_file
 from training.durable.errors import InterruptedRunError, exit_code_of
 from training.durable.record.head import CheckpointEntry, Position, Retention
 from training.durable.record.run import RunConfig
@@ -186,6 +186,7 @@ class Host:
         self.trainer: Process | None = None
         self.hangs = self.is_stopping = False
         self.fault = ""  # what the next attempt meets
+        self.is_excused = False  # the next failed attempt is no fault of the trainer
         self.cli = {
             name: GuardService(world=world, who=machine.id, connect_seconds=5, read_seconds=32)
             for name in ("ec2", "s3", "autoscaling", "ssm")
@@ -324,7 +325,7 @@ class Host:
                 self.world.has_progressed(self.machine, step)
 
     def _watch_metadata(self) -> None:
-        """Poll as the handler does, on its grid of seconds; polls that find nothing new are left out.
+        """Poll as the handler does, on its grid; polls that find nothing new are left out.
 
         `test_simulation.py` shows that a handler which makes every poll does the same.
         """
@@ -421,6 +422,9 @@ class _Service:
         CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
         trainer.ended.wait()
         code = trainer.code if trainer.code is not None else 1
+        if code == 1 and not (host.is_excused or world.was_troubled):
+            world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 1")
+        host.is_excused = False
         world.tell(f"{host.machine.id[-4:]} trainer ends: {code}")
         return code
 
@@ -651,4 +655,3 @@ def _mixed(index: int) -> str:
     while len(_SUMS) <= index + 1:
         _SUMS.append(sum_of_all.__wrapped__(len(_SUMS)))
     return f"{(_SUMS[index + 1] - _SUMS[index]) % MODULUS:016x}"
-

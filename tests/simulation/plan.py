@@ -68,9 +68,7 @@ class Plan:
         return max((each.at + each.seconds for each in self.happenings), default=0.0)
 
     def without(self, *gone: Happening) -> "Plan":
-        return replace(
-            self, happenings=tuple(each for each in self.happenings if each not in gone)
-        )
+        return replace(self, happenings=tuple(each for each in self.happenings if each not in gone))
 
 
 def _log(luck: random.Random, low: float, high: float) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -151,7 +152,7 @@ class Universe(World):
         if machine.market == "on-demand":
             return (end - start) / HOUR * (ON_DEMAND_USD + VOLUME_USD)
         usd, prices = 0.0, [*self.spot_prices, (math.inf, 0.0)]
-        for (since, price), (until, _) in zip(prices, prices[1:], strict=False):
+        for (since, price), (until, _) in pairwise(prices):
             seconds = max(0.0, min(end, until) - max(start, since))
             usd += seconds / HOUR * (price + VOLUME_USD)
         return usd
@@ -276,8 +277,10 @@ class Universe(World):
             "guard call fails": lambda: self.failing.update({each.how: int(each.share)}),
             "clock": lambda: self._jump(each.share * HOUR),
             "rebalance": lambda: [self.hosts[one.id].recommend_rebalance() for one in live],
-            "ledger damaged": lambda: self.bucket.found(self.prefix + GUARD)
-            and self.bucket.write(self.prefix + GUARD, b"{"),
+            "ledger damaged": lambda: (
+                self.bucket.found(self.prefix + GUARD)
+                and self.bucket.write(self.prefix + GUARD, b"{")
+            ),
             "s3": lambda: None,
         }
         act[each.what]()
@@ -290,10 +293,12 @@ class Universe(World):
 
     def _pause(self, machine: Machine, seconds: float) -> None:
         self.ill.add(machine.id)
+        self.hosts[machine.id].is_excused = True
         self.hosts[machine.id].pause(seconds)
 
     def _hang(self, machine: Machine, share: float) -> None:
         self.ill.add(machine.id)
+        self.hosts[machine.id].is_excused = True
         if share < 0.5:
             self.hosts[machine.id].hangs = True
         else:
@@ -301,7 +306,7 @@ class Universe(World):
 
     def _crash(self, machine: Machine, fault: str = "") -> None:
         host = self.hosts[machine.id]
-        host.fault = fault
+        host.fault, host.is_excused = fault, True
         if host.trainer is not None:
             host.trainer.end(1)
 
@@ -313,7 +318,7 @@ class Universe(World):
                 host.trainer.clock_off = seconds
 
     def _person(self) -> None:
-        """Resume a run that was stopped for what has passed, as the mail says; within its limits."""
+        """Resume a run that was stopped for what has passed, within its limits."""
         while True:
             sleep(PERSON_SECONDS)
             is_at_zero = self.target == 0 and not self.is_cancelled
@@ -380,9 +385,11 @@ class Universe(World):
         if self.idle > DAY + self.plan.work_seconds / self.plan.steps * 2:
             self.breaks("no livelock", "a day of machines without a commit")
             self.idle = 0.0
-        if live and self.ended_at and CLOCK.now - max(
-            self.ended_at, self.guard_off_until, self._guard_blind_until
-        ) > HOUR:
+        if (
+            live
+            and self.ended_at
+            and CLOCK.now - max(self.ended_at, self.guard_off_until, self._guard_blind_until) > HOUR
+        ):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
 
     @property
@@ -396,8 +403,14 @@ class Universe(World):
 
     def _judge_stop(self, reason: str) -> None:
         """Whether the world knows why."""
-        settings, live = self.guard, [each for each in self.machines if each.is_live or (
-            each.ended and CLOCK.now - each.ended < 5 * MINUTE)]
+        settings, live = (
+            self.guard,
+            [
+                each
+                for each in self.machines
+                if each.is_live or (each.ended and CLOCK.now - each.ended < 5 * MINUTE)
+            ],
+        )
         hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
         slack = 0.35 + 2 * len(self.machines) / 60
         healthy = [
@@ -471,6 +484,13 @@ class Universe(World):
                 if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
+
+    @property
+    def was_troubled(self) -> bool:
+        """Whether S3 is, or shortly was, in trouble for machines."""
+        since = [CLOCK.now - self.began - each.at - each.seconds for each in self.troubles
+                 if each.whose != "guard" and each.at <= CLOCK.now - self.began]  # fmt: skip
+        return min(since, default=math.inf) < 20 * MINUTE
 
     @property
     def was_unguarded(self) -> bool:
