@@ -453,10 +453,9 @@ class _Attempt:
             supervisor.interruption.record("notice")  # as `listen` does
         sleep(CLOCK.luck.uniform(3, 20))  # imports
         fault, host.fault = host.fault, ""
-        if fault == "gpu fault":
-            return 4
         if fault:
-            return 1
+            host.is_excused = True
+            return 4 if fault == "gpu fault" else 1
         store = SimulatedStore(world, host.machine.id)
         store.patience.deadline = supervisor.interruption.deadline
         self.options = AttemptOptions(

@@ -66,6 +66,7 @@ class Universe(World):
     plan: Plan
     folder: Path
     polls_all: bool = False
+    until_broken: bool = False
     bucket: Bucket = field(default_factory=Bucket)
     process: Process = field(default_factory=lambda: Process(name="world"))
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -517,7 +518,7 @@ class Universe(World):
             CLOCK.start(self.process, act)
         for each in self.plan.happenings:
             CLOCK.start(self.process, lambda each=each: self.happen(each), at=self.began + each.at)
-        while CLOCK.now < limit:
+        while CLOCK.now < limit and not (self.until_broken and self.broken):
             CLOCK.run(min(limit, CLOCK.now + HOUR))
             self.now = CLOCK.now
             if self.ended_at and not self.live and CLOCK.now > self.ended_at + HOUR:
@@ -537,12 +538,14 @@ def simulated() -> Iterator[None]:
         yield
 
 
-def live_through(plan: Plan, *, polls_all: bool = False) -> Outcome:
+def live_through(plan: Plan, *, polls_all: bool = False, until_broken: bool = False) -> Outcome:
     """Let a plan happen, within `simulated`; return what came of it."""
     began = time.process_time()
     CLOCK.restart(BEGIN, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
-    world = Universe(plan=plan, folder=folder, kind=plan.fleet, polls_all=polls_all)
+    world = Universe(
+        plan=plan, folder=folder, kind=plan.fleet, polls_all=polls_all, until_broken=until_broken
+    )
     world.troubles = [each for each in plan.happenings if each.what == "s3"]
     services: dict[str, Any] = defaultdict(
         lambda: GuardService(world=world, who="guard", connect_seconds=3, read_seconds=8)
