@@ -8,14 +8,13 @@ import hashlib
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
@@ -24,10 +23,9 @@ from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
 from contract.progress import progress_record
 from contract.samples import MODULUS, sum_of_all
 from tests.simulation.bucket import GuardService, SimulatedStore
-from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process, sleep
+from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
+from tests.simulation.stubs import SizedState
 from tests.stacks.guard.world import MINUTE, Machine
-from training.durable import errors as errors_file
-from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
 from training.durable.attempt.resume_point import DamagedCheckpointError, newest_valid, read_twice
 from training.durable.attempt.supervisor import Supervisor
@@ -35,21 +33,12 @@ from training.durable.attempt.world import AttemptContext, RankEnvironment, Worl
 from training.durable.errors import InterruptedRunError, exit_code_of
 from training.durable.record.head import CheckpointEntry, Position, Retention
 from training.durable.record.run import RunConfig
-from training.durable.report import receipt
 from training.durable.report.receipt import RunResult, fail_run
-from training.durable.save import publish
 from training.durable.save.tensors import checkpointer as checkpointer_file
 from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.protocol import Store, StoreError
-from training.durable.store.transfer import (
-    CancelledError,
-    FileEntry,
-    TransferProgress,
-    put_text,
-)
-from userdata import interruption_handler
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
 if TYPE_CHECKING:
@@ -59,116 +48,8 @@ TTL_SECONDS = 30.0  # of the lease (training/cli/run.py)
 WATCHDOG_SECONDS = 600.0
 STOP_SECONDS = 150.0  # systemd's TimeoutStopSec
 _CPU = torch.device("cpu")
-_STATE, _TENSORS = "state.json", "model.safetensors"
-_PARTS = 6  # of a state's upload, each sent and repeated by itself
 _EVALUATION_PIECE = 30.0
 _MOST_FAILURES, _FAILURE_WINDOW = 3, 6 * 3600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _State:
-    """A state by its size: what the checkpointer, the policy and the estimate ask of it."""
-
-    size: int
-    state: Mapping[str, Any]
-    tensors: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.size
-
-    @property
-    def files(self) -> list[Any]:
-        return [SimpleNamespace(size=self.size)]
-
-
-class _Copies:
-    """The host's copies: time to make one, and no room for a large one."""
-
-    def __init__(self, *_: object) -> None:
-        return
-
-    def prepare(self, live: _State) -> None:
-        return
-
-    def copy(self, live: _State, writing: object) -> _State | None:
-        if live.size > 40e9:
-            return None
-        sleep(live.size / 4e9)
-        return replace(live)
-
-
-def _send_state(
-    store: SimulatedStore,
-    name: str,
-    state: _State,
-    progress: TransferProgress,
-    where: str,
-    tasks: Sequence[Callable[[], None]] = (),
-) -> tuple[FileEntry, ...]:
-    for task in tasks:
-        task()
-    prefix, rate = checkpoint_prefix(name), CLOCK.process.supervisor.upload_rate
-    part = -(-state.size // _PARTS)
-    for _ in range(_PARTS):
-        if progress.stop.is_set():
-            raise CancelledError("the save was cancelled")
-        store.repeating(prefix, lambda client: client.transmit(part / rate), progress.stop)
-        progress.add(part)
-    content = json.dumps({"step": state.state["position"]["step"]}).encode()
-    return (put_text(store, prefix, _TENSORS, content),)
-
-
-def _progress() -> TransferProgress:
-    return TransferProgress(stop=Event(), lock=Lock(), moved_at=CLOCK.now)  # type: ignore[arg-type]
-
-
-def _exit(code: int) -> None:
-    CLOCK.process.end(code)
-    raise PoweredOffError
-
-
-_NOTHING = lambda *_, **__: None  # noqa: E731
-_FAULTS = SimpleNamespace(
-    dump_traceback=_NOTHING,
-    dump_traceback_later=_NOTHING,
-    cancel_dump_traceback_later=_NOTHING,
-)
-_STUBS: tuple[tuple[Any, str, Any], ...] = (
-    (checkpointer_file, "send_state", _send_state),
-    (checkpointer_file, "HostCopies", _Copies),
-    (publish, "TransferProgress", _progress),
-    (supervisor_file, "os", SimpleNamespace(_exit=_exit)),
-    (supervisor_file, "faulthandler", _FAULTS),
-    (supervisor_file, "print", _NOTHING),
-    (errors_file, "print", _NOTHING),
-    (receipt, "write_report", _NOTHING),
-    (interruption_handler, "say", _NOTHING),
-)
-
-
-@contextmanager
-def stubbed() -> Iterator[None]:
-    """Context without GPUs, tensors, a report's page and what processes print."""
-    patches = [mock.patch.object(owner, name, stub, create=True) for owner, name, stub in _STUBS]
-    patches += [
-        mock.patch.object(interruption_handler, "subprocess", SimpleNamespace(
-            run=lambda command, **_: _own_host().systemctl(command),
-            TimeoutExpired=TimeoutError)),
-        mock.patch.object(interruption_handler, "leave_event", lambda name, status, **fields:
-                          _own_host().leave_event(name, status, **fields)),
-    ]  # fmt: skip
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in patches:
-            each.stop()
-
-
-def _own_host() -> "Host":
-    return CLOCK.process.supervisor  # type: ignore[no-any-return]
 
 
 class Host:
@@ -638,7 +519,7 @@ class _Loop:
 
     def _capture(self) -> LiveState:
         state = {"position": asdict(self.position)}
-        return _State(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
+        return SizedState(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
 
 
 def place_of(error: BaseException) -> str:

@@ -29,8 +29,9 @@ from stacks.guard import handler
 from stacks.guard import settings as guard_settings
 from tests.simulation.bucket import Bucket, GuardService
 from tests.simulation.clock import CLOCK, Process, Task, sleep
-from tests.simulation.machine import Host, place_of, stubbed
+from tests.simulation.machine import Host, place_of
 from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.stubs import stubbed
 from tests.stacks.guard.model import SETTINGS, TICK
 from tests.stacks.guard.world import HOUR, MINUTE, ON_DEMAND_USD, SPOTS, VOLUME_USD, Machine, World
 
@@ -86,7 +87,6 @@ class Universe(World):
     ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
     ended_at: float = 0.0
     stops: list[tuple[float, str]] = field(default_factory=list)
-    num_notices: int = 0
 
     def __post_init__(self) -> None:
         self.now = self.began = self.moved = BEGIN
@@ -138,7 +138,6 @@ class Universe(World):
     def _take(self, machine: Machine, seconds: float, why: str) -> None:
         host = self.hosts[machine.id]
         if seconds:
-            self.num_notices += 1
             host.notice(seconds)
             self._state_change(machine, "notice")
         end = lambda: self.end(machine, why, saves=True)  # noqa: E731
