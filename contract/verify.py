@@ -153,12 +153,15 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         notice, after = life[names.index("notice")], life[names.index("notice") + 1 :]
         left, told = notice["seconds_left"], notice.get("stored") or 0.0
         answer = next((each for each in after if each["name"] in _ANSWERS), {})
-        took = answer.get("notice_to_commit_seconds", (answer.get("stored") or 0.0) - told)
+        took, given = (answer.get("stored") or 0.0) - told, left
+        # Heard at a boundary, late in the notice: `left` counts from there, not from its receipt.
+        if "notice_seconds" in notice and "notice_to_commit_seconds" in answer:
+            took, given = answer["notice_to_commit_seconds"], notice["notice_seconds"]
         heard = max([when for when, head in trace.heads if head["generation"] == own], default=told)
-        where = f"generation {own} had a notice of {left:g} s"
+        where = f"generation {own} had a notice of {given:g} s"
         if answer.get("name") == "save-failed":
             lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")
-        elif answer and took > max(left, 1.0):
+        elif answer and took > max(given, 1.0):
             yield f"{where} and {answer['name']} after {took:.1f} s"
         elif not answer and heard - told > left - last_save_margin(left):
             yield f"{where}, lived that long and committed nothing"

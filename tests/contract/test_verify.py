@@ -76,8 +76,9 @@ def sound() -> RunTrace:
             event(0, "i-1", "take-over", generation=1),
             event(60, "i-1", "committed", step=3),
             event(120, "i-2", "take-over", generation=2),
-            event(149, "i-2", "notice", seconds_left=5.0, cause="notice"),
-            event(150, "i-2", "committed", step=5, notice_to_commit_seconds=0.9),
+            # A step took half of the notice: what is left counts from here, the answer from there.
+            event(149, "i-2", "notice", seconds_left=5.0, notice_seconds=10.0, cause="notice"),
+            event(150, "i-2", "committed", step=5, notice_to_commit_seconds=5.9),
             event(151, "i-2", "released", generation=2),
             event(200, "i-3", "take-over", generation=3),
             event(230, "i-3", "committed", step=6),
@@ -207,8 +208,8 @@ VIOLATIONS: dict[str, tuple[str, str, Callable[[RunTrace], RunTrace]]] = {
     ),
     "a late answer": (
         "notices-answered",
-        "generation 2 had a notice of 5 s and committed after 7.0 s",
-        lambda t: _events(t, "committed", notice_to_commit_seconds=7.0),
+        "generation 2 had a notice of 10 s and committed after 12.0 s",
+        lambda t: _events(t, "committed", notice_to_commit_seconds=12.0),
     ),
     "no answer": (
         "notices-answered",

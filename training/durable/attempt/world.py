@@ -428,8 +428,10 @@ class _Consensus:
         assert notice is not None
         if not self._is_notice_taken:
             self._is_notice_taken = True
-            left = round(notice.seconds_left, 3)
-            self._context.events.emit("notice", cause=notice.cause, seconds_left=left)
+            left, whole = round(notice.seconds_left, 3), round(notice.seconds, 3)
+            self._context.events.emit(
+                "notice", cause=notice.cause, seconds_left=left, notice_seconds=whole
+            )
         return notice
 
     def leave_to_last_resort(self, notice: Notice) -> None:

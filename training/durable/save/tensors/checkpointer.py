@@ -338,7 +338,8 @@ class Checkpointer:
 
     def _run(self, write: TensorSave) -> None:
         self._current = write
-        write.run()
+        write.start()
+        self._await(write)
         write.blocked_seconds = time.monotonic() - write.began
         self._collect()
         with self._lock:
@@ -347,11 +348,18 @@ class Checkpointer:
     def _finish(self, *, may_leave: bool = False) -> bool:
         """Wait for the save under way and collect it; False if it makes no headway and is left."""
         if self._current is not None:
-            while not self._current.wait(_PIECE_SECONDS):
-                silent = time.monotonic() - self._current.progress.moved_at
-                if may_leave and silent > _HEADWAY_SECONDS:
-                    return False
+            if not self._await(self._current, may_leave=may_leave):
+                return False
             self._collect()
+        return True
+
+    def _await(self, write: TensorSave, *, may_leave: bool = False) -> bool:
+        """Wait for a save; while it makes headway, the watchdog takes the wait for no hang."""
+        while not write.wait(_PIECE_SECONDS):
+            if time.monotonic() - write.progress.moved_at <= _HEADWAY_SECONDS:
+                self._context.supervisor.watchdog.beat()
+            elif may_leave:
+                return False
         return True
 
     def _collect(self) -> None:

@@ -367,3 +367,13 @@ def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
     snapshot = CheckpointContent.read(scene.store, scene.context.lease.head.checkpoints[-1])
     assert 1000.0 <= snapshot.state["spent_seconds"] < 1100.0
     assert snapshot.state["step"] == 1
+
+
+def test_the_watchdog_hears_a_save_for_which_training_waits(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.store.bytes_per_second = 2000.0  # of 4,000 bytes: longer than a wait's piece
+    heard: list[float] = []
+    scene.context.supervisor.watchdog.beat = lambda: heard.append(0)  # type: ignore[method-assign]
+    scene.checkpointer.save(scene.request(1))
+    assert heard
+    assert [step for step, _ in scene.committed()] == [1]

@@ -1,0 +1,280 @@
+"""S3 as its callers meet it: versions, conditional writes, latency, throttling, outages.
+
+One bucket for all: `TrainerClient` is what S3Store makes of boto3, `GuardService` what the Guard
+does. EC2, Auto Scaling, SSM and SNS answer as in the Guard's model.
+"""
+
+import io
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
+
+from contract.keys import HEAD
+from tests.simulation.clock import CLOCK, Lock, sleep
+from tests.stacks.guard import answers
+from tests.stacks.guard.world import error
+from training.durable.store.protocol import Patience
+from training.durable.store.s3 import S3Store
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Universe
+
+ENDPOINT = "https://runs.s3.amazonaws.com"
+
+
+class Version(NamedTuple):
+    when: float
+    data: bytes | None  # None: a delete marker
+    number: int
+    since: float  # when its content came, but for a heartbeat
+
+
+def _time(when: float) -> datetime:
+    return datetime.fromtimestamp(int(when), UTC)  # S3 tells whole seconds
+
+
+@dataclass(kw_only=True)
+class Bucket:
+    """The objects of a bucket; `watch` hears of each change."""
+
+    objects: dict[str, list[Version]] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
+    number: int = 0
+    watch: Callable[[str, bytes | None], None] = lambda key, data: None
+
+    def found(self, key: str, number: str = "") -> Version | None:
+        versions = self.objects.get(key, ())
+        for version in reversed(versions):
+            if not number or number == str(version.number):
+                return version if version.data is not None else None
+        return None
+
+    def write(self, key: str, data: bytes | None) -> str:
+        self.number += 1
+        now, versions = CLOCK.now, self.objects.get(key)
+        version = Version(now, data, self.number, now)
+        if versions is None:
+            insort(self.keys, key)
+            self.objects[key] = [version]
+        elif _is_heartbeat(key, versions[-1].data, data):
+            versions[-1] = version._replace(since=versions[-1].since)  # no rule asks for each
+        else:
+            versions.append(version)
+        self.watch(key, data)
+        return f'"{self.number}"'
+
+    def below(self, prefix: str) -> Iterator[tuple[str, Version]]:
+        for place in range(bisect_left(self.keys, prefix), len(self.keys)):
+            key = self.keys[place]
+            if not key.startswith(prefix):
+                return
+            if (version := self.objects[key][-1]).data is not None:
+                yield key, version
+
+    # -- S3's operations
+
+    def get_object(self, Bucket: str, Key: str, VersionId: str = "", **_: Any) -> Any:
+        version = self.found(Key, VersionId)
+        if version is None:
+            raise error("NoSuchKey", status=404)
+        assert version.data is not None
+        return {
+            "Body": io.BytesIO(version.data),
+            "LastModified": _time(version.when),
+            "ETag": f'"{version.number}"',
+        }
+
+    def put_object(
+        self, Bucket: str, Key: str, Body: Any, IfMatch: str = "", IfNoneMatch: str = "", **_: Any
+    ) -> Any:
+        version = self.found(Key)
+        if IfMatch and version is None:
+            raise error("NoSuchKey", status=404)
+        if (IfNoneMatch and version) or (IfMatch and version and IfMatch != f'"{version.number}"'):
+            raise error("PreconditionFailed", status=412)
+        data = Body if isinstance(Body, bytes) else Body.read()
+        return {"ETag": self.write(Key, bytes(data))}
+
+    def list_objects_v2(
+        self, Bucket: str, Prefix: str, Delimiter: str = "", StartAfter: str = "", **_: Any
+    ) -> Any:
+        found, folders = [], dict[str, None]()
+        for key, version in self.below(Prefix):
+            rest = key[len(Prefix) :]
+            if Delimiter and Delimiter in rest:
+                folders[Prefix + rest.partition(Delimiter)[0] + Delimiter] = None
+            elif key > StartAfter:
+                size = len(version.data or b"")
+                found.append({"Key": key, "Size": size, "LastModified": _time(version.when)})
+        return {"Contents": found, "CommonPrefixes": [{"Prefix": one} for one in folders]}
+
+    def list_object_versions(self, Bucket: str, Prefix: str) -> Any:
+        found = [
+            {"Key": key, "VersionId": str(one.number), "LastModified": _time(one.when)}
+            for key, _ in self.below(Prefix)
+            for one in reversed(self.objects[key])
+            if one.data is not None
+        ]
+        for key, versions in self.objects.items():  # deleted ones have versions, too
+            if key.startswith(Prefix) and versions[-1].data is None:
+                found += [
+                    {"Key": key, "VersionId": str(one.number), "LastModified": _time(one.when)}
+                    for one in reversed(versions)
+                    if one.data is not None
+                ]
+        return {"Versions": found}
+
+    def delete_objects(self, Bucket: str, Delete: Any) -> Any:
+        for each in Delete["Objects"]:
+            if self.found(each["Key"]):
+                self.write(each["Key"], None)
+        return {"ResponseMetadata": {"HTTPStatusCode": 200}}
+
+
+def _is_heartbeat(key: str, before: bytes | None, after: bytes | None) -> bool:
+    """Whether a head differs from the one before in its nonce and heartbeat alone."""
+    if not key.endswith(HEAD) or not before or not after:
+        return False
+    mark = b'"state"'
+    return (
+        before[before.find(mark) :] == after[after.find(mark) :]
+        and before[: before.find(b'"nonce"')] == after[: after.find(b'"nonce"')]
+    )
+
+
+@dataclass(kw_only=True)
+class _Caller:
+    """One side's calls: how long each takes, and what becomes of it."""
+
+    world: "Universe"
+    who: str  # a machine's id, or "guard"
+    connect_seconds: float
+    read_seconds: float
+
+    def call(self, operation: str, act: Callable[[], Any]) -> Any:
+        world, luck = self.world, CLOCK.luck
+        seconds = luck.lognormvariate(world.plan.latency, 0.5)
+        trouble = world.trouble(self.who)
+        if trouble is not None:
+            is_hit = luck.random() < trouble.share
+            if trouble.how == "slow":
+                seconds *= 100 if is_hit else 10
+            elif is_hit and trouble.how == "outage":
+                sleep(self.connect_seconds)
+                raise ConnectTimeoutError(endpoint_url=ENDPOINT)
+            elif is_hit and trouble.how == "throttle":
+                sleep(seconds)
+                raise error("SlowDown", operation, 503)
+        if seconds > self.read_seconds:
+            sleep(self.read_seconds)
+            # The request is on its way, and is done behind the caller's back.
+            if luck.random() < 0.5:
+                CLOCK.start(world.process, act)
+            raise ReadTimeoutError(endpoint_url=ENDPOINT)
+        sleep(seconds / 2)
+        answer = act()
+        sleep(seconds / 2)
+        if trouble is not None and trouble.how == "lost" and luck.random() < trouble.share:
+            sleep(self.read_seconds)
+            raise ReadTimeoutError(endpoint_url=ENDPOINT)
+        return answer
+
+
+class TrainerClient(_Caller):
+    """boto3's client of S3, as S3Store uses it."""
+
+    meta = SimpleNamespace(events=SimpleNamespace(register=lambda *_: None))
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        act = getattr(self.world.bucket, operation)
+        return lambda **request: self.call(operation, lambda: act(**request))
+
+    def transmit(self, seconds: float) -> None:
+        """Send a part of a file that takes so long; it has no object of its own."""
+
+        def act() -> None:
+            sleep(seconds)
+
+        self.call("upload_part", act)
+
+
+class SimulatedStore(S3Store):
+    """The project's store, whose client reaches the simulated bucket."""
+
+    def __init__(self, world: "Universe", who: str) -> None:
+        self._bucket, self._prefix = "runs", world.prefix
+        self.part_process = None  # type: ignore[assignment]
+        self.patience = Patience()
+        self._session: Any = SimpleNamespace(
+            get_credentials=lambda: SimpleNamespace(get_frozen_credentials=lambda: None)
+        )
+        self._clients: dict[float, Any] = {}
+        self._lock: Any = Lock()
+        self._warned, self._reader, self._doubts = 0.0, None, 0
+
+        def client(service: str, config: Any) -> TrainerClient:
+            return TrainerClient(
+                world=world,
+                who=who,
+                connect_seconds=config.connect_timeout,
+                read_seconds=config.read_timeout,
+            )
+
+        self._boto: Any = SimpleNamespace(client=client)
+
+
+_OF_S3 = frozenset(
+    ["get_object", "put_object", "list_objects_v2", "list_object_versions", "delete_objects"]
+)
+_TRIES = 2  # of the Guard's clients (stacks/guard/settings.py)
+
+
+class GuardService(_Caller):
+    """boto3's client of a service, as the Guard and the machines' AWS CLI use it."""
+
+    name = ""
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        world = self.world
+        act = (
+            getattr(world.bucket, operation)
+            if operation in _OF_S3
+            else lambda **request: answers.__dict__[operation](world, **request)
+        )
+
+        def call(**request: Any) -> Any:
+            for left in reversed(range(_TRIES)):
+                try:
+                    return self._once(operation, lambda: act(**request))
+                except Exception as failure:
+                    if not left or not _passes(failure):
+                        raise
+                    sleep(CLOCK.luck.uniform(0, 1))
+            raise AssertionError
+
+        return call
+
+    def _once(self, operation: str, act: Callable[[], Any]) -> Any:
+        if operation in _OF_S3:
+            return self.call(operation, act)
+        sleep(CLOCK.luck.uniform(0.02, 0.3))
+        self.world.allow(operation)
+        answer = act()
+        self.world.settle()
+        if self.world.losing[operation] > 0:  # it was done, and nobody knows
+            self.world.losing[operation] -= 1
+            raise error("InternalError", operation, 500)
+        return answer
+
+    def get_paginator(self, operation: str) -> answers.Pages:
+        return answers.Pages(getattr(self, operation))
+
+
+def _passes(failure: Exception) -> bool:
+    answer: Any = getattr(failure, "response", None)
+    return answer is None or answer["ResponseMetadata"]["HTTPStatusCode"] >= 500

@@ -1,0 +1,537 @@
+"""One machine: its boot, services and handler, and the trainer's real attempt over a stubbed GPU.
+
+Stubbed are arithmetic (a step is time that passes), tensors (a state is a size) and the shell
+scripts of userdata/, whose decisions `_Service` repeats. All else that decides is the project's.
+"""
+
+import hashlib
+import json
+import math
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from contract.grammar import parse_interval
+from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
+from contract.progress import progress_record
+from contract.samples import MODULUS, sum_of_all
+from tests.simulation.bucket import GuardService, SimulatedStore
+from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
+from tests.simulation.stubs import SizedState
+from tests.stacks.guard.world import MINUTE, Machine
+from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
+from training.durable.attempt.resume_point import DamagedCheckpointError, newest_valid, read_twice
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.world import AttemptContext, RankEnvironment, World
+from training.durable.errors import InterruptedRunError, exit_code_of
+from training.durable.record.head import CheckpointEntry, Position, Retention
+from training.durable.record.run import RunConfig
+from training.durable.report.receipt import RunResult, fail_run
+from training.durable.save.tensors import checkpointer as checkpointer_file
+from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.policy import CheckpointPolicy
+from training.durable.save.tensors.state import LiveState
+from training.durable.store.protocol import Store, StoreError
+from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Universe
+
+TTL_SECONDS = 30.0  # of the lease (training/cli/run.py)
+WATCHDOG_SECONDS = 600.0
+STOP_SECONDS = 150.0  # systemd's TimeoutStopSec
+_CPU = torch.device("cpu")
+_EVALUATION_PIECE = 30.0
+_MOST_FAILURES, _FAILURE_WINDOW = 3, 6 * 3600.0
+
+
+class Host:
+    """What runs on one machine."""
+
+    def __init__(self, world: "Universe", machine: Machine) -> None:
+        self.world, self.machine = world, machine
+        drift = CLOCK.luck.uniform(-2, 2) + world.clock_off
+        self.process = Process(name=machine.id, clock_off=drift, supervisor=self)
+        self.folder: Path = world.folder / machine.id
+        self.metadata: dict[str, str] = {}
+        self.changed = Event()
+        self.spool: list[tuple[str, bytes]] = []
+        self.spooled = Event()
+        self.trainer: Process | None = None
+        self.hangs = self.is_stopping = False
+        self.fault = ""  # what the next attempt meets
+        self.is_excused = False  # the next failed attempt is no fault of the trainer
+        self.cli = {
+            name: GuardService(world=world, who=machine.id, connect_seconds=5, read_seconds=32)
+            for name in ("ec2", "s3", "autoscaling", "ssm")
+        }
+
+    def start(self) -> None:
+        CLOCK.start(self.process, self._boot)
+
+    # -- from outside
+
+    def power_off(self) -> None:
+        self.process.end()
+        if self.trainer is not None:
+            self.trainer.end()
+
+    def notice(self, seconds: float) -> None:
+        """EC2's two minutes, or what is left of them."""
+        when = datetime.fromtimestamp(CLOCK.now + seconds, UTC)
+        self.metadata[NOTICE] = json.dumps(
+            {"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        )
+        self.changed.set()
+
+    def recommend_rebalance(self) -> None:
+        self.metadata[REBALANCE] = json.dumps({"noticeTime": "now"})
+        self.changed.set()
+
+    def shut_down(self) -> None:
+        """EC2 ends it: systemd stops the services, the trainer first."""
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        trainer = self.trainer
+
+        def stop() -> None:
+            if trainer is not None and not trainer.is_dead:
+                self._signal("SIGTERM")
+                trainer.ended.wait(STOP_SECONDS)
+            self.power_off()
+
+        CLOCK.start(self.world.process, stop)
+
+    def pause(self, seconds: float) -> None:
+        for process in (self.process, self.trainer):
+            if process is not None:
+                process.paused_until = CLOCK.now + seconds
+
+    # -- events and signals
+
+    def leave_event(self, name: str, status: str, **fields: Any) -> None:
+        now = datetime.fromtimestamp(CLOCK.now + self.process.clock_off, UTC)
+        event = {
+            "time": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "instance_id": self.machine.id,
+            "name": name,
+            "status": status,
+            **fields,
+        }
+        key = f"{EVENTS}{now:%Y%m%dT%H%M%S.%fZ}-{self.machine.id}-{name}.json"
+        self.spool.append((key, json.dumps(event).encode()))
+        self.spooled.set()
+
+    def _send_events(self) -> None:
+        """As training-events.service does."""
+        while True:
+            self.spooled.wait()
+            sleep(2.8)
+            self.send_once()
+
+    def send_once(self) -> None:
+        self.spooled.clear()
+        while self.spool:
+            key, data = self.spool[0]
+            try:
+                self._s3("put_object", Key=self.world.prefix + key, Body=data)
+                self.spool.pop(0)
+            except Exception:
+                sleep(5)
+                self.spooled.set()
+                return
+
+    def _s3(self, operation: str, **request: Any) -> Any:
+        return getattr(self.cli["s3"], operation)(Bucket="runs", **request)
+
+    def systemctl(self, command: Sequence[str]) -> Any:
+        name = next(each for each in command if each.startswith("--signal="))
+        self._signal(name.partition("=")[2])
+        return SimpleNamespace(returncode=0, stderr="")
+
+    def _signal(self, name: str) -> None:
+        trainer = self.trainer
+        if trainer is None or trainer.is_dead or trainer.supervisor is None:
+            return  # run_training.sh ignores it, and the trainer reads the file
+        interruption = trainer.supervisor.interruption
+        act = {
+            "SIGUSR1": lambda: interruption.record("notice"),
+            "SIGUSR2": interruption.recommend_rebalance,
+            "SIGTERM": lambda: interruption.record("shutdown"),
+        }[name]
+        CLOCK.start(trainer, act)
+
+    # -- a boot, and the services after it
+
+    def _boot(self) -> None:
+        world, life = self.world, self.world.plan.life
+        CLOCK.start(self.process, self._send_events)
+        slow = world.slow_boots.pop(0) if world.slow_boots else 0.0
+        sleep(life.boot / 2 + slow)
+        self.leave_event("boot-run-env", "ok")
+        CLOCK.start(self.process, self._watch_metadata)
+        if world.dead_boots:
+            world.dead_boots -= 1
+            sleep(20)
+            self.leave_event("machine-failed", "failed", message="no data volume")
+            self.send_once()
+            self._terminate_self()
+            return
+        self._work("program", life.build)
+        self._work("dataset", life.sync)
+        sleep(life.boot / 2)
+        self.leave_event("boot-services", "ok")
+        _Service(self).run()
+
+    def _work(self, step: str, seconds: float) -> None:
+        """A part of a boot that tells how far it is, each minute."""
+        done = 0.0
+        while done < seconds:
+            piece = min(MINUTE, seconds - done)
+            while self.world.is_troubled(self.machine.id):
+                sleep(30)  # nothing arrives
+            sleep(piece)
+            done += piece
+            key = self.world.prefix + progress_key(self.machine.id)
+            with suppress(Exception):
+                self._s3("put_object", Key=key, Body=progress_record(step, 0, int(done)))
+                self.world.has_progressed(self.machine, step)
+
+    def _watch_metadata(self) -> None:
+        """Poll as the handler does, on its grid; polls that find nothing new are left out.
+
+        `test_simulation.py` shows that a handler which makes every poll does the same.
+        """
+        handler = InterruptionHandler(metadata=self, folder=self.folder)  # type: ignore[arg-type]
+        began = CLOCK.now
+        while not handler.poll():
+            if not self.world.polls_all:
+                self.changed.wait()
+                self.changed.clear()
+                polls = math.ceil((CLOCK.now - began) / POLL_SECONDS)
+                sleep(began + polls * POLL_SECONDS - CLOCK.now)
+            else:
+                sleep(POLL_SECONDS)
+
+    def read(self, path: str) -> str | None:
+        """The metadata, as the handler asks for it."""
+        return self.metadata.get(path)
+
+    def _terminate_self(self) -> None:
+        while True:
+            try:
+                self.cli["ec2"].terminate_instances(InstanceIds=[self.machine.id])
+                return
+            except Exception:
+                sleep(60)
+
+    def end_as(self, how: str, why: str) -> None:
+        """What service_failed.sh does: the run ends, or this machine."""
+        if how == "give up":
+            with suppress(StoreError):
+                fail_run(SimulatedStore(self.world, self.machine.id), self.machine.id, why)
+            self.fleet_to_zero()
+            return
+        self.leave_event("machine-failed", "failed", message=why)
+        self.send_once()
+        self._terminate_self()
+
+    def fleet_to_zero(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "stopping").touch()
+        for _ in range(10):
+            with suppress(Exception):
+                fleet = self.cli["ssm"].get_parameter(Name="fleet")["Parameter"]["Value"]
+                if fleet.startswith("sfr-"):
+                    self.cli["ec2"].modify_spot_fleet_request(
+                        SpotFleetRequestId=fleet, TargetCapacity=0, OnDemandTargetCapacity=0
+                    )
+                else:
+                    for group in (fleet, f"{fleet}.on-demand"):
+                        self.cli["autoscaling"].update_auto_scaling_group(
+                            AutoScalingGroupName=group, MinSize=0, MaxSize=0, DesiredCapacity=0
+                        )
+                return
+            sleep(6)
+
+    def run_state(self) -> str | None:
+        """The head's state, as run_state.sh reads it; None if it cannot be read."""
+        try:
+            found = self._s3("get_object", Key=self.world.prefix + HEAD)
+            return str(json.loads(found["Body"].read())["state"])
+        except Exception as failure:
+            return "" if "NoSuchKey" in str(failure) else None
+
+
+class _Service:
+    """training.service: starts the trainer again as systemd would, and acts on how it ended."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def run(self) -> None:
+        host, failures = self.host, list[float]()
+        while not host.is_stopping:
+            if (host.folder / "notice.json").exists():
+                return
+            code = self._attempt()
+            sleep(1)
+            state = host.run_state()
+            if state in ("finished", "failed"):
+                host.fleet_to_zero()
+            if code in (0, 75, 76) or state in ("finished", "failed"):
+                return
+            failures = [*(t for t in failures if t > CLOCK.now - _FAILURE_WINDOW), CLOCK.now]
+            if code in (2, 4) or len(failures) >= _MOST_FAILURES:
+                how = "give up" if code == 2 else "terminate"
+                host.end_as(how, f"training failed (exit status {code})")
+                return
+            sleep(3)
+
+    def _attempt(self) -> int:
+        host, world = self.host, self.host.world
+        trainer = Process(name=host.machine.id, clock_off=host.process.clock_off)
+        host.trainer = trainer
+        CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
+        trainer.ended.wait()
+        code = trainer.code if trainer.code is not None else 1
+        if code == 1 and not (host.is_excused or world.was_troubled):
+            world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 1")
+        host.is_excused = False
+        world.tell(f"{host.machine.id[-4:]} trainer ends: {code}")
+        return code
+
+
+class _Attempt:
+    """The trainer's process: `run_attempt` with a job whose steps are time."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self.host, self.process, self.world, self.plan = host, process, host.world, host.world.plan
+        self.placement: frozenset[str] = frozenset()
+        self.ranks: int | None = None
+
+    def run(self) -> int:
+        host, world = self.host, self.world
+        supervisor = Supervisor(
+            budget_seconds=120,
+            notice_file=host.folder / "notice.json",
+            notice_policy=self.plan.policy,
+            # Who has longer steps than the default allows for, says so.
+            watchdog_seconds=max(WATCHDOG_SECONDS, 3 * self._longest_seconds),
+        )
+        supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
+        self.process.supervisor = supervisor
+        supervisor.watchdog.start()
+        if (host.folder / "notice.json").exists():
+            supervisor.interruption.record("notice")  # as `listen` does
+        sleep(CLOCK.luck.uniform(3, 20))  # imports
+        fault, host.fault = host.fault, ""
+        if fault:
+            host.is_excused = True
+            return 4 if fault == "gpu fault" else 1
+        store = SimulatedStore(world, host.machine.id)
+        store.patience.deadline = supervisor.interruption.deadline
+        self.options = AttemptOptions(
+            store=store,
+            run_id=world.run_id,
+            writer=host.machine.id,
+            scratch=host.folder,
+            retention=Retention(newest=self.plan.keep),
+            lease_ttl_seconds=TTL_SECONDS,
+            usd_per_hour=0.4,
+        )
+        try:
+            return exit_code_of(lambda: run_attempt(self.options, self, supervisor))
+        except PoweredOffError:
+            raise
+        except Exception as error:
+            world.breaks("a trainer crashed", place_of(error))
+            return 1
+
+    @property
+    def _longest_seconds(self) -> float:
+        return self.plan.step_seconds + self.plan.life.first_step
+
+    def run_config(self) -> RunConfig:
+        return self.options.run_config(
+            workload="simulated", recipe="laptop", overrides={}, config={}, dataset="d",
+            numerics_key={},
+        )  # fmt: skip
+
+    # -- as training/engine does it, with time for arithmetic
+
+    def train(self, run: HeldRun) -> RunResult:
+        context = AttemptContext(
+            store=run.store,
+            **run.of_rank_0,
+            supervisor=run.supervisor,
+            interval=parse_interval(self.plan.interval),
+            retention=self.options.retention,
+            scratch=self.host.folder,
+            world=World(RankEnvironment(), _CPU),
+        )
+        hearing = run.supervisor.hearing(context.store)
+        loaded, passed_over = newest_valid(hearing, context.lease, context.events, self._read)
+        position = Position.from_json(loaded.content["position"]) if loaded else None
+        where = {
+            "step": position.step if position else 0,
+            "stage": position.stage if position else None,
+            "checkpoint": loaded.entry.name if loaded else None,
+        }
+        passed = [{"name": name, "why": why} for name, why in passed_over]
+        if loaded:
+            context.events.emit("resumed", "ok", **where, passed_over=passed)
+        context.metrics.write("resume", **where, passed_over=passed, numerics_key={})
+        self.world.tell(f"{self.host.machine.id[-4:]} g{run.generation} from step {where['step']}")
+        context.lease.sweep()
+        checkpointer = Checkpointer(context, position, loaded.content if loaded else {})
+        context.supervisor.last_resort.staged_copy = checkpointer
+        with closing(checkpointer):
+            if position is None or not position.has_ended:
+                _Loop(self, context, checkpointer, position or Position(stage="train")).run()
+        return RunResult(steps=self.plan.steps, weights_sha256="0" * 64, stages={"train": {}})
+
+    def _read(self, store: Store, entry: CheckpointEntry) -> Mapping[str, Any]:
+        def read() -> Mapping[str, Any]:
+            found = dict[str, bytes]()
+            for file in entry.files:
+                stored = store.get(checkpoint_prefix(entry.name) + file.name)
+                if stored is None or hashlib.sha256(stored.data).hexdigest() != file.sha256:
+                    raise DamagedCheckpointError(f"{file.name} is missing or damaged")
+                found[file.name] = stored.data
+            state: Mapping[str, Any] = json.loads(found[checkpointer_file.STATE])
+            return state
+
+        left = self.plan.state_bytes / self.plan.upload_rate
+        while left > 0:
+            store.uri  # noqa: B018 - each part that arrives is heard
+            sleep(min(left, _EVALUATION_PIECE))
+            left -= _EVALUATION_PIECE
+        return read_twice(entry, read)
+
+
+class _Loop:
+    """TrainingLoop's order of votes, answers, evaluations, steps and saves (engine/loop.py)."""
+
+    def __init__(
+        self,
+        attempt: _Attempt,
+        context: AttemptContext,
+        checkpointer: Checkpointer,
+        position: Position,
+    ) -> None:
+        self.attempt, self.context, self.plan = attempt, context, attempt.plan
+        self.position = position
+        self.epoch_steps = max(2, self.plan.steps // 5)
+        self.policy = CheckpointPolicy(
+            context,
+            checkpointer,
+            self.epoch_steps,
+            self._capture,
+            is_sharded=False,
+            num_steps=self.plan.steps,
+            seconds_for=lambda count: count * self.plan.step_seconds,
+        )
+
+    def run(self) -> None:
+        context, work = self.context, self.context.supervisor.long_work
+        with work.doing("model"):
+            sleep(1)
+        is_first = True
+        context.consensus.begin_vote()
+        while True:
+            if context.consensus.end_vote().is_noticed:
+                self.policy.answer_notice(self.position, self._next_seconds(is_first))
+            self._evaluate_if_due()
+            if self.position.stage_step == self.plan.steps:
+                break
+            context.consensus.begin_vote()
+            kind = "first step" if is_first else "step"
+            self.policy.protect(self.position, kind)  # type: ignore[arg-type]
+            with work.doing(kind):  # type: ignore[arg-type]
+                self._step(self.plan.life.first_step if is_first else 0.0)
+            is_first = False
+            self.policy.save_if_due(self.position)
+        self.position = replace(self.position, has_ended=True)
+        self.policy.save_stage_end(self.position)
+
+    def _next_seconds(self, is_first: bool) -> float | None:
+        if self._is_evaluation_due:
+            return self.context.supervisor.long_work.measured_seconds("evaluation")
+        if self.position.stage_step == self.plan.steps:
+            return 0.0
+        return None if is_first else self.plan.step_seconds * 1.02
+
+    def _step(self, more: float) -> None:
+        host = self.attempt.host
+        sleep((self.plan.step_seconds + more) * CLOCK.luck.uniform(0.97, 1.02))
+        if host.hangs:
+            host.hangs = False
+            sleep(math.inf)
+        before = self.position
+        number = before.stage_step
+        self.position = replace(before, stage_step=number + 1, step=before.step + 1)
+        epoch, index = divmod(number, self.epoch_steps)
+        self.context.metrics.write(
+            "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
+            num_samples=1, ids_sum=_mixed(index), split_samples=self.epoch_steps,
+        )  # fmt: skip
+        self.attempt.world.has_progressed(host.machine, "step")
+
+    @property
+    def _is_evaluation_due(self) -> bool:
+        step, every = self.position.stage_step, self.plan.evaluation_every
+        is_due = step == self.plan.steps or (every > 0 and step > 0 and step % every == 0)
+        return is_due and self.position.evaluated_step != step
+
+    def _evaluate_if_due(self) -> None:
+        if not self._is_evaluation_due:
+            return
+        context = self.context
+        while True:
+            self.policy.protect(self.position, "evaluation")
+            try:
+                with context.supervisor.long_work.doing("evaluation"):
+                    self._evaluate()
+                break
+            except InterruptedRunError:
+                measured = context.supervisor.long_work.measured_seconds("evaluation")
+                self.policy.answer_notice(self.position, measured)
+        self.position = replace(self.position, evaluated_step=self.position.stage_step)
+        if self.position.stage_step != self.plan.steps:
+            self.policy.save_if_due(self.position)
+
+    def _evaluate(self) -> None:
+        left = self.plan.evaluation_seconds
+        while left > 0:
+            sleep(min(left, _EVALUATION_PIECE))
+            left -= _EVALUATION_PIECE
+            self.context.consensus.stop_if_due(may_use_extra_time=True)
+            self.attempt.world.has_progressed(self.attempt.host.machine, "evaluation")
+
+    def _capture(self) -> LiveState:
+        state = {"position": asdict(self.position)}
+        return SizedState(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
+
+
+def place_of(error: BaseException) -> str:
+    """Return an error with the file and line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+_SUMS = [0]
+
+
+def _mixed(index: int) -> str:
+    while len(_SUMS) <= index + 1:
+        _SUMS.append(sum_of_all.__wrapped__(len(_SUMS)))
+    return f"{(_SUMS[index + 1] - _SUMS[index]) % MODULUS:016x}"

@@ -1,0 +1,162 @@
+"""What a seed draws: one run's work, its machines' lives, its limits, and what happens to it when.
+
+A plan is data: shrinking drops its happenings one by one, and what is left fails alike or does not.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tests.stacks.guard.world import HOUR, MINUTE, Life
+
+Kind = Literal[
+    "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
+    "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
+    "ledger damaged", "gpu fault",
+]  # fmt: skip
+Trouble = Literal["outage", "throttle", "slow", "lost"]
+DAY = 24 * HOUR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happening:
+    """One thing, `at` seconds after the deploy; what its other figures mean depends on it."""
+
+    at: float
+    what: Kind
+    seconds: float = 0.0
+    share: float = 1.0
+    how: str = ""
+    whose: str = ""  # all, machines, guard
+
+    def __str__(self) -> str:
+        of = " ".join(filter(None, (self.how, self.whose)))
+        figures = f" for {self.seconds / MINUTE:.1f} min" if self.seconds else ""
+        share = f", {self.share:.2g}" if self.share != 1.0 else ""
+        return f"{self.what}{' ' + of if of else ''}{figures}{share}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a seed decides but the small luck of latencies and names."""
+
+    seed: int
+    fleet: Literal["spot", "asg"]
+    life: Life
+    steps: int
+    step_seconds: float
+    evaluation_every: int  # steps; 0: never
+    evaluation_seconds: float
+    state_bytes: float
+    upload_rate: float  # bytes a second
+    latency: float  # logarithm of seconds
+    interval: str
+    policy: Literal["train-on", "stop"]
+    keep: int
+    slow_seconds: float  # how long a fleet takes to replace a machine
+    max_hours: float
+    max_usd: float
+    happenings: tuple[Happening, ...]
+
+    @property
+    def work_seconds(self) -> float:
+        evaluations = self.steps // self.evaluation_every if self.evaluation_every else 0
+        return self.steps * self.step_seconds + evaluations * self.evaluation_seconds
+
+    @property
+    def troubled_until(self) -> float:
+        return max((each.at + each.seconds for each in self.happenings), default=0.0)
+
+    def without(self, *gone: Happening) -> "Plan":
+        return replace(self, happenings=tuple(each for each in self.happenings if each not in gone))
+
+
+def _log(luck: random.Random, low: float, high: float) -> float:
+    return float(low * (high / low) ** luck.random())
+
+
+def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
+    """Draw a plan: most seeds are mild, some have everything at once."""
+    luck = random.Random(seed)
+    kind: Literal["spot", "asg"] = luck.choice(["spot", "asg"])
+    step_seconds = _log(luck, 2, 1200)
+    work = _log(luck, 1 * HOUR, 40 * HOUR)
+    steps = max(4, min(3000, round(work / step_seconds)))
+    size = _log(luck, 1e6, 60e9)
+    life = Life(
+        boot=_log(luck, MINUTE, 15 * MINUTE),
+        build=luck.choice([0.0, 0.0, _log(luck, MINUTE, 40 * MINUTE)]),
+        sync=luck.choice([0.0, _log(luck, MINUTE, 5 * HOUR)]),
+        first_step=luck.choice([0.0, _log(luck, 5, 10 * MINUTE)]),
+    )
+    duration = steps * step_seconds + life.ready
+    mildness = luck.choice([0.2, 1.0, 3.0])
+    return Plan(
+        seed=seed,
+        fleet=fleet or kind,
+        life=life,
+        steps=steps,
+        step_seconds=step_seconds,
+        evaluation_every=luck.choice([0, max(2, steps // 7)]),
+        evaluation_seconds=_log(luck, 5, 30 * MINUTE),
+        state_bytes=size,
+        upload_rate=_log(luck, 20e6, 1e9),
+        latency=luck.uniform(-4.5, -1.5),
+        interval=luck.choice(["auto", "auto", "auto", "600s", "7steps"]),
+        policy=luck.choice(["train-on", "train-on", "stop"]),
+        keep=luck.choice([1, 3, 3]),
+        slow_seconds=_log(luck, 10, 8 * MINUTE),
+        max_hours=luck.choice([1e4, 1e4, 1e4, max(2.0, luck.uniform(0.3, 1.5) * duration / HOUR)]),
+        max_usd=luck.choice([0.0, 0.0, max(1.0, luck.uniform(0.3, 2) * duration / HOUR * 0.5)]),
+        happenings=tuple(_happenings(luck, 1.5 * duration, mildness)),
+    )
+
+
+def _happenings(luck: random.Random, duration: float, mildness: float) -> list[Happening]:
+    """Draw losses at Spot's rates, and a few of everything else."""
+    found: list[Happening] = []
+    at, mean = 0.0, _log(luck, 1 * HOUR, 30 * HOUR)
+    while (at := at + luck.weibullvariate(mean, 0.6)) < duration and len(found) < 40:
+        seconds = luck.choice([120.0, 120.0, 120.0, luck.uniform(5, 119), 0.0])
+        found.append(Happening(at=at, what="takeback", seconds=seconds))
+    for _ in range(min(30, round(mildness * luck.uniform(0, 6)))):
+        found.append(_trouble(luck, luck.uniform(0, duration)))
+    return sorted(found, key=lambda each: each.at)
+
+
+def _trouble(luck: random.Random, at: float) -> Happening:
+    what: Kind = luck.choice(
+        [
+            "s3", "s3", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start",
+            "dead boot", "guard off", "guard twice", "guard call fails", "clock", "rebalance",
+            "slow boot", "ledger damaged", "gpu fault",
+        ]
+    )  # fmt: skip
+    if what == "s3":
+        return Happening(
+            at=at,
+            what=what,
+            how=luck.choice(["outage", "throttle", "slow", "lost"]),
+            whose=luck.choice(["all", "all", "machines", "guard"]),
+            seconds=_log(luck, 20, 40 * MINUTE),
+            share=luck.choice([1.0, 0.5, 0.1]),
+        )
+    seconds = {
+        "no capacity": lambda: _log(luck, 10 * MINUTE, 12 * HOUR),
+        "pause": lambda: _log(luck, 20, 2 * HOUR),
+        "guard off": lambda: _log(luck, 10 * MINUTE, 3 * HOUR),
+        "slow boot": lambda: _log(luck, 10 * MINUTE, HOUR),
+    }.get(what, float)()
+    share = {
+        "price": lambda: luck.uniform(0.15, 0.95),
+        "clock": lambda: luck.uniform(-26, 26),
+        "guard call fails": lambda: float(luck.randint(1, 6)),
+    }.get(what, lambda: 1.0)()
+    how = {"guard call fails": lambda: luck.choice(_CALLS)}.get(what, str)()
+    return Happening(at=at, what=what, seconds=seconds, share=share, how=how)
+
+
+_CALLS = (
+    "describe_instances", "describe_spot_fleet_requests", "modify_spot_fleet_request", "publish",
+    "get_parameter", "describe_auto_scaling_groups", "update_auto_scaling_group",
+)  # fmt: skip

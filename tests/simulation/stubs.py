@@ -1,0 +1,134 @@
+"""What stands for GPUs, tensors, a report's page and what processes print."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from contract.keys import checkpoint_prefix
+from tests.simulation.bucket import SimulatedStore
+from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, sleep
+from training.durable import errors as errors_file
+from training.durable.attempt import supervisor as supervisor_file
+from training.durable.report import receipt
+from training.durable.save import publish
+from training.durable.save.tensors import checkpointer as checkpointer_file
+from training.durable.store.transfer import (
+    CancelledError,
+    FileEntry,
+    TransferProgress,
+    put_text,
+)
+from userdata import interruption_handler
+
+_TENSORS = "model.safetensors"
+_PARTS = 6  # of a state's upload, each sent and repeated by itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedState:
+    """A state by its size: what the checkpointer, the policy and the estimate ask of it."""
+
+    size: int
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size
+
+    @property
+    def files(self) -> list[Any]:
+        return [SimpleNamespace(size=self.size)]
+
+
+class _Copies:
+    """The host's copies: time to make one, and no room for a large one."""
+
+    def __init__(self, *_: object) -> None:
+        return
+
+    def prepare(self, live: SizedState) -> None:
+        return
+
+    def copy(self, live: SizedState, writing: object) -> SizedState | None:
+        if live.size > 40e9:
+            return None
+        sleep(live.size / 4e9)
+        return replace(live)
+
+
+def _send_state(
+    store: SimulatedStore,
+    name: str,
+    state: SizedState,
+    progress: TransferProgress,
+    where: str,
+    tasks: Sequence[Callable[[], None]] = (),
+) -> tuple[FileEntry, ...]:
+    for task in tasks:
+        task()
+    prefix, rate = checkpoint_prefix(name), CLOCK.process.supervisor.upload_rate
+    part = -(-state.size // _PARTS)
+    for _ in range(_PARTS):
+        if progress.stop.is_set():
+            raise CancelledError("the save was cancelled")
+        store.repeating(prefix, lambda client: client.transmit(part / rate), progress.stop)
+        progress.add(part)
+    content = json.dumps({"step": state.state["position"]["step"]}).encode()
+    return (put_text(store, prefix, _TENSORS, content),)
+
+
+def _progress() -> TransferProgress:
+    return TransferProgress(stop=Event(), lock=Lock(), moved_at=CLOCK.now)  # type: ignore[arg-type]
+
+
+def _exit(code: int) -> None:
+    CLOCK.process.end(code)
+    raise PoweredOffError
+
+
+_NOTHING = lambda *_, **__: None  # noqa: E731
+_FAULTS = SimpleNamespace(
+    dump_traceback=_NOTHING,
+    dump_traceback_later=_NOTHING,
+    cancel_dump_traceback_later=_NOTHING,
+)
+_STUBS: tuple[tuple[Any, str, Any], ...] = (
+    (checkpointer_file, "send_state", _send_state),
+    (checkpointer_file, "HostCopies", _Copies),
+    (publish, "TransferProgress", _progress),
+    (supervisor_file, "os", SimpleNamespace(_exit=_exit)),
+    (supervisor_file, "faulthandler", _FAULTS),
+    (supervisor_file, "print", _NOTHING),
+    (errors_file, "print", _NOTHING),
+    (receipt, "write_report", _NOTHING),
+    (interruption_handler, "say", _NOTHING),
+)
+
+
+@contextmanager
+def stubbed() -> Iterator[None]:
+    """Context without GPUs, tensors, a report's page and what processes print."""
+    patches = [mock.patch.object(owner, name, stub, create=True) for owner, name, stub in _STUBS]
+    patches += [
+        mock.patch.object(interruption_handler, "subprocess", SimpleNamespace(
+            run=lambda command, **_: _own_host().systemctl(command),
+            TimeoutExpired=TimeoutError)),
+        mock.patch.object(interruption_handler, "leave_event", lambda name, status, **fields:
+                          _own_host().leave_event(name, status, **fields)),
+    ]  # fmt: skip
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def _own_host() -> Any:
+    return CLOCK.process.supervisor

@@ -1,0 +1,599 @@
+"""One run's whole life: stack, fleet, machines, Guard, schedule, market, persons, and its promises.
+
+The fleet, EC2 and their answers are those of the Guard's model (tests/stacks/guard/world.py); here
+its machines run, its objects lie in a bucket with troubles, and the Guard's calls take time.
+"""
+
+import io
+import json
+import math
+import shutil
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from contract.keys import CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
+from contract.trace import RunTrace
+from contract.verify import broken_rules
+from stacks.guard import handler
+from stacks.guard import settings as guard_settings
+from tests.simulation.bucket import Bucket, GuardService
+from tests.simulation.clock import CLOCK, Process, Task, sleep
+from tests.simulation.machine import Host, place_of
+from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.stubs import stubbed
+from tests.stacks.guard.model import SETTINGS, TICK
+from tests.stacks.guard.world import HOUR, MINUTE, ON_DEMAND_USD, SPOTS, VOLUME_USD, Machine, World
+
+BEGIN = datetime(2026, 11, 2, tzinfo=UTC).timestamp()
+CALL_EVERY, CALL_LIMIT, CALL_RETRIES = 10 * MINUTE, 180.0, (60.0, 120.0)
+SILENCE = SETTINGS.heartbeat_timeout_seconds
+# A person reads the mail and resumes the run, if nothing but their doing is left.
+PERSON_SECONDS = 4 * HOUR
+# How long a run whose troubles are over may take, besides its work.
+PATIENCE = 12 * HOUR
+_BUGS = ("TypeError", "KeyError", "AttributeError", "IndexError", "AssertionError", "NameError")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a seed."""
+
+    plan: Plan
+    broken: tuple[str, ...]
+    story: tuple[tuple[float, str], ...]
+    state: str
+    hours: float  # of machines
+    days: float
+    cpu_seconds: float
+    attempts: int
+    facts: Counter[str]
+
+
+@dataclass(kw_only=True)
+class Universe(World):
+    """A world whose machines run the project's code."""
+
+    plan: Plan
+    folder: Path
+    polls_all: bool = False
+    until_broken: bool = False
+    bucket: Bucket = field(default_factory=Bucket)
+    process: Process = field(default_factory=lambda: Process(name="world"))
+    hosts: dict[str, Host] = field(default_factory=dict)
+    story: list[tuple[float, str]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    facts: Counter[str] = field(default_factory=Counter)
+    troubles: list[Happening] = field(default_factory=list)
+    slow_boots: list[float] = field(default_factory=list)
+    dead_boots: int = 0
+    guard_off_until: float = 0.0
+    is_twice: bool = False
+    no_capacity_until: float = 0.0
+    committed_step: int = 0
+    named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
+    moved: float = 0.0  # when the run last got further
+    idle: float = 0.0  # live seconds of machines since then
+    ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
+    ended_at: float = 0.0
+    stops: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.now = self.began = self.moved = BEGIN
+        super().__post_init__()
+        self.bucket.watch = self._watch
+
+    @property
+    def run_id(self) -> str:
+        return self.prefix.split("/")[1]
+
+    def tell(self, what: str) -> None:
+        self.story.append((CLOCK.now - self.began, what))
+
+    def breaks(self, promise: str, how: str) -> None:
+        line = f"{promise}: {how}"
+        if line not in self.broken:
+            self.broken.append(line)
+            self.tell(f"*** {line}")
+
+    # -- the market and the fleet
+
+    def launch(self, market: Any) -> Machine:
+        machine = super().launch(market)
+        self.tell(f"{machine.id[-4:]} starts on {market}")
+        self.hosts[machine.id] = host = Host(self, machine)
+        host.start()
+        self._state_change(machine, "running")
+        return machine
+
+    def end(self, machine: Machine, why: str, *, saves: bool = False) -> None:
+        if machine.ended is not None:
+            return
+        machine.ended, machine.why = CLOCK.now, why
+        self.tell(f"{machine.id[-4:]} ends: {why}")
+        host = self.hosts[machine.id]
+        if saves:
+            host.shut_down()
+        else:
+            host.power_off()
+        self._state_change(machine, "terminated")
+
+    def settle(self) -> None:
+        """Give a notice to what the fleet no longer wants."""
+        for machine in self.live:
+            if machine.ends is not None and "notice" not in machine.reported:
+                machine.reported["notice"] = 1
+                self._take(machine, machine.ends - CLOCK.now, machine.why)
+
+    def _take(self, machine: Machine, seconds: float, why: str) -> None:
+        host = self.hosts[machine.id]
+        if seconds:
+            host.notice(seconds)
+            self._state_change(machine, "notice")
+        end = lambda: self.end(machine, why, saves=True)  # noqa: E731
+        CLOCK.start(self.process, end, at=CLOCK.now + seconds)
+
+    @property
+    def spent_now(self) -> float:
+        return sum(map(self._usd_of, self.machines))
+
+    def _usd_of(self, machine: Machine) -> float:
+        start, end = machine.launched, machine.ended or CLOCK.now
+        if machine.market == "on-demand":
+            return (end - start) / HOUR * (ON_DEMAND_USD + VOLUME_USD)
+        usd, prices = 0.0, [*self.spot_prices, (math.inf, 0.0)]
+        for (since, price), (until, _) in pairwise(prices):
+            seconds = max(0.0, min(end, until) - max(start, since))
+            usd += seconds / HOUR * (price + VOLUME_USD)
+        return usd
+
+    def _fleet(self) -> None:
+        """Keep the fleet's capacity, a while after it lacks a machine."""
+        missing_since: float | None = None
+        while True:
+            sleep(20)
+            self.now, self.has_capacity = CLOCK.now, CLOCK.now >= self.no_capacity_until
+            live = [each for each in self.live if each.ends is None]
+            if self.is_cancelled or len(live) >= self.target or not self.has_capacity:
+                missing_since = None
+            elif missing_since is None:
+                missing_since = CLOCK.now
+            elif CLOCK.now - missing_since >= self.plan.slow_seconds:
+                self._maintain()
+                missing_since = None
+            self._judge(20.0)
+
+    # -- the Guard, its schedule and its events
+
+    def _schedule(self) -> None:
+        while True:
+            sleep(CALL_EVERY + CLOCK.luck.uniform(0, MINUTE) - MINUTE / 2)
+            if CLOCK.now >= self.guard_off_until:
+                self._call(TICK)
+
+    def _state_change(self, machine: Machine, what: str) -> None:
+        """EventBridge: mostly within seconds, sometimes late or twice, sometimes never."""
+        luck = CLOCK.luck
+        chance = luck.random()
+        if chance < 0.05 or CLOCK.now < self.guard_off_until:
+            return
+        delay = luck.uniform(1, 10) if chance < 0.9 else luck.uniform(10, 20 * MINUTE)
+        event = {
+            "source": "aws.ec2",
+            "detail-type": what,
+            "detail": {"instance-id": machine.id},
+        }
+        for _ in range(2 if self.is_twice or luck.random() < 0.05 else 1):
+            CLOCK.start(self.process, lambda: self._call(event), at=CLOCK.now + delay)
+
+    def _call(self, event: dict[str, Any], retry: int = 0) -> None:
+        process = Process(name="guard", clock_off=CLOCK.luck.uniform(-2, 2))
+
+        def act() -> None:
+            before = (self.target, self.is_cancelled)
+            self.facts["guard calls"] += 1
+            try:
+                done = handler.respond(self.guard, event, CLOCK.now + process.clock_off)
+                self._heard(done, before)
+            except handler.GuardError as failure:
+                self._failed(str(failure))
+                if retry < len(CALL_RETRIES):
+                    again = lambda: self._call(event, retry + 1)  # noqa: E731
+                    CLOCK.start(self.process, again, at=CLOCK.now + CALL_RETRIES[retry])
+            except (ClientError, BotoCoreError) as failure:
+                self.breaks("a call of the Guard raised", f"{type(failure).__name__}: {failure}")
+            process.end(0)
+
+        CLOCK.start(process, act)
+        CLOCK.start(self.process, process.end, at=CLOCK.now + CALL_LIMIT)
+
+    def _failed(self, why: str) -> None:
+        self.facts["guard errors"] += 1
+        if any(f": {bug}" in why for bug in _BUGS):
+            self.breaks("a bug in the Guard", why)
+
+    def _heard(self, done: dict[str, str], before: tuple[int, bool]) -> None:
+        if done["action"] in ("none",):
+            return
+        self.tell(f"the Guard: {done['action']}: {done['reason']}")
+        if "to-zero" in done["action"] or "cancel" in done["action"]:
+            self.stops.append((CLOCK.now, done["reason"]))
+            self._judge_stop(done["reason"])
+
+    @property
+    def guard(self) -> Any:
+        return replace(
+            SETTINGS,
+            fleet_parameter="/TrainingStack/fleet-id",
+            max_usd=self.plan.max_usd,
+            max_billed_hours=self.plan.max_hours,
+            max_wait_hours=24.0,
+            call_every_seconds=660.0,
+        )
+
+    # -- what happens to them
+
+    def trouble(self, who: str) -> Happening | None:
+        for each in self.troubles:
+            is_its = each.whose in ("all", "guard" if who == "guard" else "machines")
+            begins = self.began + each.at
+            if is_its and begins <= CLOCK.now < begins + each.seconds:
+                return each
+        return None
+
+    def is_troubled(self, who: str) -> bool:
+        found = self.trouble(who)
+        return found is not None and found.how == "outage" and found.share == 1.0
+
+    def happen(self, each: Happening) -> None:
+        live = [one for one in self.live if one.ends is None]
+        self.tell(str(each))
+        self.facts[each.what] += 1
+        act: dict[str, Callable[[], Any]] = {
+            "takeback": lambda: [
+                self._take(one, each.seconds, SPOTS) for one in live if one.market == "spot"
+            ],
+            "no capacity": lambda: self._lose_capacity(each.seconds),
+            "price": lambda: self.spot_prices.append((CLOCK.now, each.share * ON_DEMAND_USD)),
+            "pause": lambda: [self._pause(one, each.seconds) for one in live],
+            "hang": lambda: [self._hang(one, each.share) for one in live],
+            "crash": lambda: [self._crash(one) for one in live],
+            "failed start": lambda: [self._crash(one, "failed start") for one in live],
+            "gpu fault": lambda: [self._crash(one, "gpu fault") for one in live],
+            "dead boot": lambda: setattr(self, "dead_boots", self.dead_boots + 1),
+            "slow boot": lambda: self.slow_boots.append(each.seconds),
+            "guard off": lambda: setattr(self, "guard_off_until", CLOCK.now + each.seconds),
+            "guard twice": lambda: setattr(self, "is_twice", True),
+            "guard call fails": lambda: self.failing.update({each.how: int(each.share)}),
+            "clock": lambda: self._jump(each.share * HOUR),
+            "rebalance": lambda: [self.hosts[one.id].recommend_rebalance() for one in live],
+            "ledger damaged": lambda: (
+                self.bucket.found(self.prefix + GUARD)
+                and self.bucket.write(self.prefix + GUARD, b"{")
+            ),
+            "s3": lambda: None,
+        }
+        act[each.what]()
+
+    def _lose_capacity(self, seconds: float) -> None:
+        self.no_capacity_until = CLOCK.now + seconds
+        for one in self.live:
+            if one.market == "spot" and one.ends is None:
+                self._take(one, 120.0, SPOTS)
+
+    def _pause(self, machine: Machine, seconds: float) -> None:
+        self.ill.add(machine.id)
+        self.hosts[machine.id].is_excused = True
+        self.hosts[machine.id].pause(seconds)
+
+    def _hang(self, machine: Machine, share: float) -> None:
+        self.ill.add(machine.id)
+        self.hosts[machine.id].is_excused = True
+        if share < 0.5:
+            self.hosts[machine.id].hangs = True
+        else:
+            self.hosts[machine.id].pause(10 * DAY)
+
+    def _crash(self, machine: Machine, fault: str = "") -> None:
+        host = self.hosts[machine.id]
+        host.fault, host.is_excused = fault, True
+        if host.trainer is not None:
+            host.trainer.end(1)
+
+    def _jump(self, seconds: float) -> None:
+        self.clock_off = seconds
+        for host in self.hosts.values():
+            host.process.clock_off = seconds
+            if host.trainer is not None:
+                host.trainer.clock_off = seconds
+
+    def _person(self) -> None:
+        """Resume a run that was stopped for what has passed, within its limits."""
+        while True:
+            sleep(PERSON_SECONDS)
+            is_at_zero = self.target == 0 and not self.is_cancelled
+            is_over = self.state_now in ("finished", "failed")
+            reason = self.stops[-1][1] if self.stops else ""
+            if is_at_zero and self.stops and not is_over and "max_" not in reason:
+                self.tell("a person resumes the run")
+                self.target = 1
+                if self.kind == "asg":
+                    self.sizes = {"spot": (0, 1), "on-demand": (0, 1)}
+
+    # -- the promises
+
+    @property
+    def head_now(self) -> dict[str, Any]:
+        found = self.bucket.found(self.prefix + HEAD)
+        return json.loads(found.data) if found and found.data else {}
+
+    @property
+    def state_now(self) -> str:
+        return str(self.head_now.get("state", ""))
+
+    def has_progressed(self, machine: Machine, what: str) -> None:
+        machine.progressed = CLOCK.now
+
+    def _watch(self, key: str, data: bytes | None) -> None:
+        """Each change of an object, as S3 has it."""
+        name = key[len(self.prefix) :]
+        if name == HEAD:
+            if data is None:
+                return
+            found = self.bucket.objects[key]
+            if self._num_heads != len(found):
+                self._num_heads = len(found)
+                self._new_head(json.loads(data))
+        elif data is None and name.startswith(CHECKPOINTS):
+            checkpoint = name[len(CHECKPOINTS) :].partition("/")[0]
+            if checkpoint in self.named:
+                self.breaks("a file was deleted that the head names", name)
+
+    _num_heads: int = 0
+
+    def _new_head(self, head: dict[str, Any]) -> None:
+        self.named = {each["name"]: each for each in head["checkpoints"]}
+        step = max((each["step"] for each in head["checkpoints"]), default=0)
+        for name, entry in self.named.items():
+            for file in entry["files"]:
+                where = self.prefix + checkpoint_prefix(name) + file["name"]
+                if self.bucket.found(where) is None:
+                    self.breaks("the head names a file that is not there", where)
+        if step < self.committed_step:
+            self.breaks("a commit was lost", f"step {step} after {self.committed_step}")
+        if step > self.committed_step:
+            self.committed_step, self.moved, self.idle = step, CLOCK.now, 0.0
+            self.facts["commits"] += 1
+        if head["state"] in ("finished", "failed") and not self.ended_at:
+            self.ended_at = CLOCK.now
+            self.tell(f"the run is {head['state']}")
+
+    def _judge(self, seconds: float) -> None:
+        """What must never be, looked at all the time."""
+        live = self.live
+        self.idle += seconds * bool(live)
+        if self.idle > DAY + self.plan.work_seconds / self.plan.steps * 2:
+            self.breaks("no livelock", "a day of machines without a commit")
+            self.idle = 0.0
+        if (
+            live
+            and self.ended_at
+            and CLOCK.now - max(self.ended_at, self.guard_off_until, self._guard_blind_until) > HOUR
+        ):
+            self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
+
+    @property
+    def _guard_blind_until(self) -> float:
+        ends = [
+            self.began + each.at + each.seconds
+            for each in self.troubles
+            if each.whose in ("all", "guard") and self.began + each.at <= CLOCK.now
+        ]
+        return max(ends, default=0.0)
+
+    def _judge_stop(self, reason: str) -> None:
+        """Whether the world knows why."""
+        settings, live = (
+            self.guard,
+            [
+                each
+                for each in self.machines
+                if each.is_live or (each.ended and CLOCK.now - each.ended < 5 * MINUTE)
+            ],
+        )
+        hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
+        slack = 0.35 + 2 * len(self.machines) / 60
+        healthy = [
+            each.id for each in live
+            if each.id not in self.ill and CLOCK.now - each.progressed < SILENCE - 11 * MINUTE
+            and each.progressed
+        ]  # fmt: skip
+        known = {
+            "no heartbeat": not healthy,
+            "the run is": self.state_now in ("finished", "failed"),
+            "hours billed": hours > settings.max_billed_hours - slack,
+            "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD,
+            "no instance for": CLOCK.now - self.moved > 23 * HOUR,
+            "attempts in a row": sum(
+                m.why == "Client.UserInitiatedShutdown" for m in self.machines[-3:]
+            ) >= 2 or len(self.ill) >= 2,
+        }  # fmt: skip
+        for words, is_known in known.items():
+            if words in reason:
+                if not is_known:
+                    self.breaks("a healthy run was stopped", reason)
+                return
+
+    def trace(self) -> RunTrace:
+        """Return the run's record with its past, as `runs verify` reads it from a bucket."""
+        prefix, bucket = self.prefix, self.bucket
+
+        def sizes(below: str) -> dict[str, int]:
+            found = bucket.below(prefix + below)
+            return {key[len(prefix) :]: len(one.data or b"") for key, one in found}
+
+        def read(keys: Any) -> Iterator[bytes | None]:
+            for key in keys:
+                one = bucket.found(prefix + key)
+                yield one.data if one else None
+
+        found = RunTrace.read(sizes, read)
+        heads = [
+            (float(int(one.since)), json.loads(one.data))
+            for one in bucket.objects.get(prefix + HEAD, ())
+            if one.data
+        ]
+        deleted: dict[str, float] = {}
+        for key, versions in bucket.objects.items():
+            name = key[len(prefix) :]
+            if name.startswith(CHECKPOINTS):
+                for one in versions:
+                    if one.data is None:
+                        checkpoint = name[len(CHECKPOINTS) :].partition("/")[0]
+                        deleted[checkpoint] = min(one.when, deleted.get(checkpoint, one.when))
+        events = [
+            {**each, "stored": bucket.objects[prefix + each["key"]][-1].when}
+            for each in found.events
+        ]
+        return replace(found, heads=heads, deleted=deleted, events=events)
+
+    def judge_end(self) -> None:
+        """What must hold once all is over."""
+        head = self.head_now
+        state, stopped = head.get("state", ""), bool(self.stops) and "max_" in self.stops[-1][1]
+        if state != "finished" and not stopped:
+            why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"
+            self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")
+        if state == "finished" and self.committed_step != self.plan.steps:
+            self.breaks("all steps are done", f"{self.committed_step} of {self.plan.steps}")
+        if self.live:
+            self.breaks("nothing runs in the end", ", ".join(each.id for each in self.live))
+        if head:
+            unguarded = ("within-limits", "nothing-after-the-end") * self.was_unguarded
+            for line in broken_rules(self.trace())[:4]:
+                if not line.startswith(unguarded):
+                    self.breaks("verify", line)
+        self._judge_bill()
+
+    @property
+    def was_troubled(self) -> bool:
+        """Whether S3 is, or shortly was, in trouble for machines."""
+        since = [CLOCK.now - self.began - each.at - each.seconds for each in self.troubles
+                 if each.whose != "guard" and each.at <= CLOCK.now - self.began]  # fmt: skip
+        return min(since, default=math.inf) < 20 * MINUTE
+
+    @property
+    def was_unguarded(self) -> bool:
+        """Whether the Guard was not called, or could not read, for a while."""
+        of_guard = any(each.whose in ("all", "guard") for each in self.troubles)
+        return of_guard or self.facts["guard off"] > 0
+
+    def _judge_bill(self) -> None:
+        found = self.bucket.found(self.prefix + GUARD)
+        if not found or not found.data or self.facts["ledger damaged"] or self.was_unguarded:
+            return  # a machine may have come and gone unseen
+        attempts = json.loads(found.data).get("attempts", {})
+        billed, spent = sum(each["usd"] for each in attempts.values()), self.spent_now
+        # EC2's model says no time of an end: it counts from when it is seen.
+        most = len(self.machines) * (CALL_EVERY + 5 * MINUTE) / HOUR * (ON_DEMAND_USD + VOLUME_USD)
+        if not spent * 0.99 - 0.02 <= billed <= spent * 1.01 + most:
+            self.breaks("the ledger bills what was spent", f"${billed:.2f} of ${spent:.2f}")
+
+    # -- a life
+
+    def live_on(self, limit: float) -> None:
+        """From the deploy to the end of all."""
+        for act in (self._fleet, self._schedule, self._person):
+            CLOCK.start(self.process, act)
+        for each in self.plan.happenings:
+            CLOCK.start(self.process, lambda each=each: self.happen(each), at=self.began + each.at)
+        while CLOCK.now < limit and not (self.until_broken and self.broken):
+            CLOCK.run(min(limit, CLOCK.now + HOUR))
+            self.now = CLOCK.now
+            if self.ended_at and not self.live and CLOCK.now > self.ended_at + HOUR:
+                return
+            is_stopped = bool(self.stops) and "max_" in self.stops[-1][1] and not self.live
+            if is_stopped and CLOCK.now > self.stops[-1][0] + HOUR:
+                return
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Context in which the project's code knows the simulation alone; once for many seeds."""
+    with ExitStack() as stack:
+        stack.enter_context(stubbed())
+        stack.enter_context(CLOCK.patched())
+        stack.enter_context(mock.patch.object(handler, "print", lambda *_: None, create=True))
+        yield
+
+
+def live_through(plan: Plan, *, polls_all: bool = False, until_broken: bool = False) -> Outcome:
+    """Let a plan happen, within `simulated`; return what came of it."""
+    began = time.process_time()
+    CLOCK.restart(BEGIN, plan.seed)
+    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
+    world = Universe(
+        plan=plan, folder=folder, kind=plan.fleet, polls_all=polls_all, until_broken=until_broken
+    )
+    world.troubles = [each for each in plan.happenings if each.what == "s3"]
+    services: dict[str, Any] = defaultdict(
+        lambda: GuardService(world=world, who="guard", connect_seconds=3, read_seconds=8)
+    )
+
+    def died(task: Task, error: BaseException) -> None:
+        name = task.process.name
+        if name == "world":
+            raise error
+        world.breaks("a thread died", f"{name}: {place_of(error)}")
+
+    CLOCK.died = died
+    limit = BEGIN + 2 * plan.work_seconds + plan.troubled_until + len(plan.happenings) * (
+        plan.life.ready + HOUR
+    ) + PATIENCE + 30 * HOUR  # fmt: skip
+    guard_settings.quick_client.cache_clear()
+    handler.warm_memory.cache_clear()
+    with mock.patch("boto3.client", lambda service, **_: services[service]):
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            world.live_on(limit)
+            world.judge_end()
+            _end_all(world)
+    guard_settings.quick_client.cache_clear()
+    shutil.rmtree(folder, ignore_errors=True)
+    hours = sum((each.ended or CLOCK.now) - each.launched for each in world.machines) / HOUR
+    return Outcome(
+        plan=plan,
+        broken=tuple(world.broken),
+        story=tuple(world.story),
+        state=world.state_now or "none",
+        hours=hours,
+        days=(CLOCK.now - BEGIN) / DAY,
+        cpu_seconds=time.process_time() - began,
+        attempts=int(world.head_now.get("generation", 0)),
+        facts=world.facts,
+    )
+
+
+def _end_all(world: Universe) -> None:
+    """Unwind every thread, so that none is collected in a later seed's time."""
+    CLOCK.died = lambda task, error: None
+    processes = {task.process for _, _, task, _ in CLOCK.queue} | {world.process}
+    for host in world.hosts.values():
+        processes |= {host.process, *([host.trainer] if host.trainer else [])}
+    for process in processes:
+        process.end()
+    CLOCK.run(CLOCK.now)
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
