@@ -437,9 +437,11 @@ def verdict(found: Sequence[PlannedSize]) -> list[str]:
             *(f"- {change}" for change in changes(list(found))),
         ]
     within = f", within the limits in {first.chance:.0%} of the runs" if wanted.is_limited else ""
+    instance = first.plan.inputs.instance
+    is_spot = first.outcomes and first.outcomes.market == "spot" and instance.quota_code
     notes = [
         f"use {first.name}: ${first.usd:.2f} and {first.hours:.2f} h (p50){within}, bound by "
-        f"{first.plan.work.main.bound_by}"
+        f"{first.plan.work.main.bound_by}" + f"; Spot quota: {instance.vcpus} vCPUs" * bool(is_spot)
     ]
     for second in shown[1:2]:
         if second.keeps:
@@ -448,12 +450,6 @@ def verdict(found: Sequence[PlannedSize]) -> list[str]:
                 f"next best: {second.name}, ${abs(usd):.2f} {'more' if usd >= 0 else 'less'} and "
                 f"{abs(hours):.2f} h {'longer' if hours >= 0 else 'shorter'}"
             )
-    instance = first.plan.inputs.instance
-    if first.outcomes and first.outcomes.market == "spot" and instance.quota_code:
-        notes.append(
-            f"{first.plan.request.size} needs a Spot quota of {instance.vcpus} vCPUs "
-            f"({instance.quota_code}), often 0 in new accounts: `make doctor` says what yours has"
-        )
     return notes
 
 

@@ -255,9 +255,10 @@ def _predict(options: argparse.Namespace) -> int:
     stdout = sys.stdout
     if options.images is not None:
         return _draw(options)
-    for name, least in (("temperature", 0), ("tokens", 0), ("seed", -(2**63))):
-        if not least <= (given := getattr(options, name)) < 2**63:
-            raise UserError(f"--{name} is {given}; give {max(least, 0)} or more")
+    asked = {"--temperature": options.temperature, "--tokens": options.tokens}
+    for name, given in {**asked, "--seed": options.seed}.items():
+        if not (0 if name in asked else -(2**63)) <= given < 2**63:
+            raise UserError(f"{name} is {given}; give 0 or more")
     write = _write_texts if options.prompt else _write_predictions
     if options.out is not None:
         checked_file(options.out)

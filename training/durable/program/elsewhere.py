@@ -19,6 +19,7 @@ from training.durable.save.snapshots.listing import saved_places
 
 # Between two searches, and at most for one, as a notice may come meanwhile.
 _SEARCH_SECONDS, _MOST_SECONDS = 10.0, 0.3
+_MOST_SHOWN = 3
 _MOST_SOURCE_BYTES = 1024 * 1024
 _CACHE = re.compile(r"\..+|__pycache__|.*\.pyc|lost\+found|tmp[a-z0-9_]{8}|torchinductor_.*")
 _PATH = re.compile(r"""["'=:\s](~?/(?!(?:proc|sys|usr)/)[\w.-][\w./-]*)""")
@@ -60,8 +61,10 @@ class Elsewhere:
         self._next_search = time.monotonic() + _SEARCH_SECONDS
         if not sizes:
             return None
-        names = sorted(sizes, key=lambda name: -sizes[name])
-        what = f"new files are in {', '.join(names)[:200]} ({sum(sizes.values()) / 1e6:,.1f} MB)"
+        # The working folder's own first.
+        names = sorted(sizes, key=lambda name: (name.startswith("/"), -sizes[name]))
+        shown = ", ".join(names[:_MOST_SHOWN]) + " and others" * (len(names) > _MOST_SHOWN)
+        what = f"new files are in {shown} ({sum(sizes.values()) / 1e6:,.1f} MB)"
         if any(name.startswith("/") for name in names):
             return what, "let it save to $SM_CHECKPOINT_DIR or below its working folder"
         # The next file may have another name.

@@ -377,3 +377,4 @@ def test_the_watchdog_hears_a_save_for_which_training_waits(tmp_path: Path) -> N
     scene.checkpointer.save(scene.request(1))
     assert heard
     assert [step for step, _ in scene.committed()] == [1]
+    scene.context.metrics.close()
