@@ -194,8 +194,9 @@ class Ledger:
             return
         if own not in capacity:
             return
-        ends = [each.seen for each in self.attempts.values() if each.launched > self.waiting]
-        # An instance that came and went between two calls begins a new wait.
+        ends = [each.seen for each in self.attempts.values() if each.seen > self.waiting]
+        # An instance that came and went between two calls, or while EC2 did not answer, begins a
+        # new wait.
         self.waiting = max(ends) if self.waiting and ends else self.waiting or now
 
     def record_failures(self, failures: Iterable[tuple[str, float, str]], now: float) -> None:

@@ -190,12 +190,14 @@ def test_a_wait_begins_when_the_last_instance_ends() -> None:
         # One that came and went between two calls: still no machine, but a new wait.
         (60, [_instance("i-2", 55, is_live=False)], 60.0),
         (70, [], 60.0),
+        # EC2 had not said that it was there when this wait began.
+        (80, [_instance("i-3", 58, is_live=False, ended=75.0)], 75.0),
     ):
         ledger.observe(SETTINGS, instances, now)
         ledger.observe_fleets({"sfr-1": 1}, "sfr-1", now)
         assert ledger.waiting == waiting, now
-    ledger.observe_fleets({}, "sfr-1", 80)
-    assert ledger.waiting == 60, "its capacity could not be read"
+    ledger.observe_fleets({}, "sfr-1", 90)
+    assert ledger.waiting == 75, "its capacity could not be read"
     ledger.observe_fleets({"sfr-1": 0}, "sfr-1", 90)
     assert ledger.waiting == 0, "it wants no instance"
 
