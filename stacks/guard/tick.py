@@ -35,7 +35,7 @@ class Tick:
     head_written: float = 0.0
     is_headless: bool = False  # the run has begun, but its head is missing
     ledger: Ledger = field(default_factory=Ledger)
-    is_kept: bool = True  # whether guard.json took every change of this call
+    unkept: list[Callable[[Ledger], None]] = field(default_factory=list)  # changes of this call
     lost: str = ""  # what says that no version of guard.json, or of the budget, can be read
     is_read: bool = True  # whether what the ledger says of earlier calls is known
     budget: Budget | None = None  # this period's, if the run has one and it can be read
@@ -88,6 +88,11 @@ class Tick:
             self.budget = self.known("budget", self._charge)
 
     @property
+    def is_kept(self) -> bool:
+        """Whether guard.json has every change of this call."""
+        return not self.unkept
+
+    @property
     def is_blind(self) -> bool:
         """Whether S3 said nothing: neither what was spent before, nor what was committed."""
         return not self.is_read and self.head is None
@@ -120,15 +125,24 @@ class Tick:
         return [each.id for each in found]
 
     def update(self, change: Callable[[Ledger], None]) -> None:
-        """Change the ledger; if guard.json cannot be written, change only this call's copy."""
-        kept = self.known("ledger", lambda: records.update_ledger(self.settings, change))
+        """Change the ledger; if guard.json cannot be written, this call's copy.
+
+        What it did not take is kept with the next change.
+        """
+        changes = [*self.unkept, change]
+
+        def make(ledger: Ledger) -> None:
+            for each in changes:
+                each(ledger)
+
+        kept = self.known("ledger", lambda: records.update_ledger(self.settings, make))
         if kept is not None:
-            self.ledger = kept
+            self.ledger, self.unkept, self.is_read = kept, [], True
             return
         if self.is_kept:
-            self.is_kept = False
             found = self.known("guard.json", partial(records.read_ledger, self.settings))
             self.ledger, self.is_read = found[0] if found else self.ledger, found is not None
+        self.unkept.append(change)
         change(self.ledger)
 
     def note(self, note: Note, *, again_after: float) -> None:

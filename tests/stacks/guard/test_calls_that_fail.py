@@ -290,6 +290,21 @@ def test_a_machine_ends_the_wait_while_ec2_says_nothing_of_its_fleet(
     assert scene.tick(hours_later=7.1, **known)["action"] == "none"
 
 
+def test_what_the_ledger_did_not_take_it_takes_with_the_next_change(
+    scene: Scene, before: Any
+) -> None:
+    """Else the first look after hours without S3 is forgotten, and the silence judged."""
+    scene.head("running")
+    scene.start()
+    scene.tick()
+    errors = [_throttled, _throttled]
+    before("GetObject guard.json", lambda: errors.pop()() if errors else None)
+    with pytest.raises(GuardError, match="ledger"):
+        scene.tick(hours_later=5)
+    assert (scene.capacity() > 0, errors) == (True, [])
+    assert scene.tick(hours_later=5.1)["action"] == "none"
+
+
 def test_a_head_that_was_deleted_was_heard_when_it_was_last_seen(scene: Scene, before: Any) -> None:
     """EC2 does not say either that a replacement boots; with its answer, the reason is the head."""
     scene.head("running")
