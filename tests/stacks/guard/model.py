@@ -26,6 +26,7 @@ from contract.keys import GUARD
 from stacks import StackParameters
 from stacks.guard import handler
 from stacks.guard import settings as guard_settings
+from stacks.guard.ledger import LISTED_SECONDS
 from stacks.guard.settings import Forecast, GuardSettings
 from tests.stacks.guard.answers import Service
 from tests.stacks.guard.world import (
@@ -204,6 +205,7 @@ class GuardMachine(RunMachine):
         super().__init__()
         self.reason_since: float | None = None
         self.was_denied = self.was_untagged = self.has_failed = False
+        self.blind: list[tuple[float, float]] = []  # when the Guard could keep nothing
 
     @rule(minutes=st.sampled_from([1, 30, 120, 300]))
     def time_passes(self, minutes: int) -> None:
@@ -225,6 +227,8 @@ class GuardMachine(RunMachine):
         world.trouble_ends = world.now + minutes * MINUTE
         if guard_hours:
             world.guard_trouble_ends = world.now + guard_hours * HOUR
+            ends = world.guard_trouble_ends + self.period
+            self.blind.append((world.now - self.period, ends))
             world.trouble_ends = world.guard_trouble_ends + 5 * MINUTE
             self.has_failed = True
 
@@ -335,7 +339,14 @@ class GuardMachine(RunMachine):
         ended = [each for each in machines if not (each.is_live and each.is_seen)]
         # Of one that has lost its tags, the Guard does not hear why it ended.
         own = [each for each in ended if each.why != SPOTS or (sees_tags and not each.is_seen)]
+        if not sees_tags:
+            own = [each for each in own if not self.is_forgotten(each)]
         return sum(each.launched > committed for each in own)
+
+    def is_forgotten(self, machine: Machine) -> bool:
+        """Whether EC2 lists it no longer in the first call that can keep anything."""
+        ended = machine.ended or self.world.now
+        return any(began <= ended < end - LISTED_SECONDS for began, end in self.blind)
 
     def is_silent(self, seen: list[Machine], since: float = 0.0) -> bool:
         """Whether none of these is healthy, and the last word of the run is old."""
