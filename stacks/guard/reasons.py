@@ -145,11 +145,12 @@ def _silent(tick: Tick) -> Reason | None:
 
 
 def _waits(tick: Tick) -> Reason | None:
-    # One may have come since EC2 last answered, and a heartbeat without an instance comes from one
-    # that has lost its tags.
+    # One may have come since EC2 last answered, or come and gone while nothing could be kept, and a
+    # heartbeat without an instance comes from one that has lost its tags.
     if tick.instances is None or tick.head is None:
         return None
-    since = max(tick.ledger.waiting, tick.last_word) if tick.ledger.waiting else tick.now
+    ledger = tick.ledger
+    since = max(ledger.waiting, tick.last_word, ledger.blind_until) if ledger.waiting else tick.now
     hours, most = (tick.now - since) / 3600, tick.settings.max_wait_hours
     if not most or hours <= most:
         return None

@@ -315,7 +315,7 @@ class GuardMachine(RunMachine):
             found.append("silence")
         if self.num_barren() >= MAX_BARREN:
             found.append("barren")
-        if self.is_waiting(world.head_written):
+        if self.is_waiting(max(world.head_written, world.guard_trouble_ends + self.period)):
             found.append("waits")
         return found
 

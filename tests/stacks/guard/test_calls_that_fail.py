@@ -263,16 +263,27 @@ def test_while_s3_says_nothing_no_dollars_are_judged_by_the_price_of_now(
 
 def test_a_wait_is_not_judged_by_a_head_that_was_not_read(scene: Scene, before: Any) -> None:
     """A machine that has lost its tags still writes its heartbeats there."""
+    known = {"MAX_WAIT_HOURS": 6, "HEARTBEAT_TIMEOUT_SECONDS": 36_000}
     scene.head("running")
     scene.end(*scene.live())
-    scene.tick(MAX_WAIT_HOURS=6)
+    scene.tick(**known)
     before("GetObject head.json", _throttled)
     with pytest.raises(GuardError, match="head"):
-        scene.tick(hours_later=7, MAX_WAIT_HOURS=6)
+        scene.tick(hours_later=7, **known)
     assert scene.capacity() > 0
     before("nothing", _throttled)
-    reason = scene.tick(hours_later=7.1, MAX_WAIT_HOURS=6)["reason"]
+    reason = scene.tick(hours_later=7.1, **known)["reason"]
     assert reason.startswith("no instance for 7.1 hours")
+
+
+def test_a_wait_begins_anew_after_an_hour_without_a_look(scene: Scene) -> None:
+    """A machine may have come, gone and been forgotten by EC2 while S3 took nothing."""
+    scene.end(*scene.live())
+    scene.tick(MAX_WAIT_HOURS=6)
+    for hours in (5.0, 5.9, 6.8, 7.7, 8.6, 9.5, 10.4, 10.9):
+        assert scene.tick(hours_later=hours, MAX_WAIT_HOURS=6)["action"] == "none"
+    reason = scene.tick(hours_later=11.1, MAX_WAIT_HOURS=6)["reason"]
+    assert reason.startswith("no instance for 6.1 hours")
 
 
 def test_a_machine_ends_the_wait_while_ec2_says_nothing_of_its_fleet(
@@ -322,14 +333,15 @@ def test_a_head_that_was_deleted_was_heard_when_it_was_last_seen(scene: Scene, b
 
 def test_a_wait_counts_from_when_a_deleted_head_was_last_seen(scene: Scene) -> None:
     """A machine that has lost its tags wrote it."""
-    scene.tick(MAX_WAIT_HOURS=6)
+    known = {"MAX_WAIT_HOURS": 6, "HEARTBEAT_TIMEOUT_SECONDS": 36_000}
+    scene.tick(**known)
     scene.end(*scene.live())
     scene.head("running")
     for hours in (0.1, 5.0):
-        scene.tick(hours_later=hours, MAX_WAIT_HOURS=6)
+        scene.tick(hours_later=hours, **known)
     quick_client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
-    assert scene.tick(hours_later=7, MAX_WAIT_HOURS=6)["action"] == "none"
-    reason = scene.tick(hours_later=11.5, MAX_WAIT_HOURS=6)["reason"]
+    assert scene.tick(hours_later=7, **known)["action"] == "none"
+    reason = scene.tick(hours_later=11.5, **known)["reason"]
     assert reason.startswith("no instance for 6.5 hours")
 
 

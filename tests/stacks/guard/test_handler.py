@@ -76,10 +76,12 @@ def test_billed_dollars_are_capped(scene: Scene) -> None:
 
 
 def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> None:
+    # The gaps between its calls are no hours without a look.
+    known = {"MAX_WAIT_HOURS": 2, "HEARTBEAT_TIMEOUT_SECONDS": 36_000}
     scene.end(*scene.instances())
-    scene.tick(MAX_WAIT_HOURS=2)
-    assert scene.tick(hours_later=1.9, MAX_WAIT_HOURS=2) == NOTHING
-    assert scene.tick(hours_later=2.1, MAX_WAIT_HOURS=2) == {
+    scene.tick(**known)
+    assert scene.tick(hours_later=1.9, **known) == NOTHING
+    assert scene.tick(hours_later=2.1, **known) == {
         "action": "to-zero",
         "reason": "no instance for 2.1 hours; max_wait_hours is 2",
     }
@@ -88,10 +90,10 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     assert "Then continue from the last commit: runs resume run-1" in mail
     assert "--on-demand-target-capacity" not in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
-    assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING
+    assert scene.tick(hours_later=9, **known) == NOTHING
     scene.set_capacity(1)
     scene.end(*scene.live())
-    assert scene.tick(hours_later=10, MAX_WAIT_HOURS=2) == NOTHING
+    assert scene.tick(hours_later=10, **known) == NOTHING
 
 
 def test_a_run_whose_instances_cannot_be_listed_is_not_said_to_have_none(
