@@ -143,11 +143,11 @@ def _listed(source: Path) -> Iterator[Path]:
 
 def _followed(source: Path, paths: Sequence[Path]) -> Iterator[Path]:
     """Yield the files; in place of a link to a folder of the source, those in that folder."""
+    root = source.resolve()
     for path in paths:
-        whole, root = source / path, source.resolve()
-        found = list[Path]()
-        if whole.is_symlink() and whole.is_dir() and whole.resolve().is_relative_to(root):
-            to = whole.resolve().relative_to(root)
+        whole, found = source / path, list[Path]()
+        if whole.is_symlink() and whole.is_dir() and (to := whole.resolve()).is_relative_to(root):
+            to = to.relative_to(root)
             inner = (one for one in paths if one.is_relative_to(to) and not path.is_relative_to(to))
             found = [path / one.relative_to(to) for one in inner]
         yield from found or [path]

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
+import boto3  # noqa: F401 - loaded as Lambda starts, not in the first call, which has a time limit
+
 from stacks.guard import duties
 from stacks.guard.fleet import instances_of_stack
 from stacks.guard.market import choose_market

@@ -255,9 +255,13 @@ def _predict(options: argparse.Namespace) -> int:
     stdout = sys.stdout
     if options.images is not None:
         return _draw(options)
-    asked = {"--temperature": options.temperature, "--tokens": options.tokens}
-    for name, given in {**asked, "--seed": options.seed}.items():
-        if not (0 if name in asked else -(2**63)) <= given < 2**63:
+    asked = {
+        "--temperature": (options.temperature, 0),
+        "--tokens": (options.tokens, 0),
+        "--seed": (options.seed, -(2**63)),
+    }
+    for name, (given, least) in asked.items():
+        if not least <= given < 2**63:
             raise UserError(f"{name} is {given}; give 0 or more")
     write = _write_texts if options.prompt else _write_predictions
     if options.out is not None:
