@@ -279,9 +279,10 @@ class GuardMachine(RunMachine):
     def permits(self) -> list[str]:
         world, found = self.world, self.duties()
         # Before the bound, not after it: what is spent until the next call is reckoned with.
-        # An end is seen at the next call that EC2 answers, and counts until then.
-        num_ended = sum(not each.is_live for each in world.machines)
-        late = num_ended * self.longest_gap / HOUR
+        # An end is seen at the next call that EC2 answers, and counts until then; so does one that
+        # lost its tags, at the last price known of it.
+        num_gone = sum(not (each.is_live and each.is_seen) for each in world.machines)
+        late = num_gone * self.longest_gap / HOUR
         reserve = (2 * PERIOD / HOUR + late) * (ON_DEMAND_USD + VOLUME_USD)
         if world.spent > self.settings.max_usd - reserve:
             found.append("dollars soon")
