@@ -213,7 +213,7 @@ class Host:
         handler = InterruptionHandler(metadata=self, folder=self.folder)  # type: ignore[arg-type]
         began = CLOCK.now
         while not handler.poll():
-            if not self.world.polls_all:
+            if not self.world.sees_all:
                 self.changed.wait()
                 self.changed.clear()
                 polls = math.ceil((CLOCK.now - began) / POLL_SECONDS)

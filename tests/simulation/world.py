@@ -31,6 +31,7 @@ from tests.simulation.bucket import Bucket, GuardService
 from tests.simulation.clock import CLOCK, Process, Task, sleep
 from tests.simulation.machine import Host, place_of
 from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import stubbed
 from tests.stacks.guard.model import SETTINGS, TICK
 from tests.stacks.guard.world import HOUR, MINUTE, ON_DEMAND_USD, SPOTS, VOLUME_USD, Machine, World
@@ -66,7 +67,7 @@ class Universe(World):
 
     plan: Plan
     folder: Path
-    polls_all: bool = False
+    sees_all: bool = False  # without the shortcuts
     until_broken: bool = False
     bucket: Bucket = field(default_factory=Bucket)
     process: Process = field(default_factory=lambda: Process(name="world"))
@@ -533,17 +534,18 @@ def simulated() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(stubbed())
         stack.enter_context(CLOCK.patched())
+        stack.enter_context(quick())
         stack.enter_context(mock.patch.object(handler, "print", lambda *_: None, create=True))
         yield
 
 
-def live_through(plan: Plan, *, polls_all: bool = False, until_broken: bool = False) -> Outcome:
+def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = False) -> Outcome:
     """Let a plan happen, within `simulated`; return what came of it."""
     began = time.process_time()
     CLOCK.restart(BEGIN, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
     world = Universe(
-        plan=plan, folder=folder, kind=plan.fleet, polls_all=polls_all, until_broken=until_broken
+        plan=plan, folder=folder, kind=plan.fleet, sees_all=sees_all, until_broken=until_broken
     )
     world.troubles = [each for each in plan.happenings if each.what == "s3"]
     services: dict[str, Any] = defaultdict(
