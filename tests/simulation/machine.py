@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from contract.errors import UserError
 from contract.grammar import parse_interval
 from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
 from contract.progress import progress_record
@@ -236,7 +237,7 @@ class Host:
     def end_as(self, how: str, why: str) -> None:
         """What service_failed.sh does: the run ends, or this machine."""
         if how == "give up":
-            with suppress(StoreError):
+            with suppress(StoreError, UserError):
                 fail_run(SimulatedStore(self.world, self.machine.id), self.machine.id, why)
             self.fleet_to_zero()
             return
@@ -254,6 +255,8 @@ class Host:
                     self.cli["ec2"].modify_spot_fleet_request(
                         SpotFleetRequestId=fleet, TargetCapacity=0, OnDemandTargetCapacity=0
                     )
+                    if self.machine.market == "on-demand":
+                        self.cli["ec2"].terminate_instances(InstanceIds=[self.machine.id])
                 else:
                     for group in (fleet, f"{fleet}.on-demand"):
                         self.cli["autoscaling"].update_auto_scaling_group(
@@ -438,8 +441,15 @@ class _Loop:
             self._capture,
             is_sharded=False,
             num_steps=self.plan.steps,
-            seconds_for=lambda count: count * self.plan.step_seconds,
+            seconds_for=self._seconds_for,
         )
+        self.first_ended, self.num_steps = 0.0, 0
+
+    def _seconds_for(self, count: int) -> float | None:
+        """As training/engine/step_log.py: with evaluations and commits as so far."""
+        if not self.num_steps:
+            return None
+        return (CLOCK.now - self.first_ended) / self.num_steps * count
 
     def run(self) -> None:
         context, work = self.context, self.context.supervisor.long_work
@@ -479,6 +489,10 @@ class _Loop:
         before = self.position
         number = before.stage_step
         self.position = replace(before, stage_step=number + 1, step=before.step + 1)
+        if self.first_ended:
+            self.num_steps += 1
+        else:
+            self.first_ended = CLOCK.now
         epoch, index = divmod(number, self.epoch_steps)
         self.context.metrics.write(
             "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
