@@ -7,6 +7,7 @@ does. EC2, Auto Scaling, SSM and SNS answer as in the Guard's model.
 import io
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -174,7 +175,7 @@ class _Caller:
             sleep(self.read_seconds)
             # The request is on its way, and is done behind the caller's back.
             if luck.random() < 0.5:
-                CLOCK.start(world.process, act)
+                CLOCK.start(world.process, lambda: _unheard(act))
             raise ReadTimeoutError(endpoint_url=ENDPOINT)
         sleep(seconds / 2)
         answer = act()
@@ -183,6 +184,11 @@ class _Caller:
             sleep(self.read_seconds)
             raise ReadTimeoutError(endpoint_url=ENDPOINT)
         return answer
+
+
+def _unheard(act: Callable[[], Any]) -> None:
+    with suppress(ClientError):
+        act()
 
 
 class TrainerClient(_Caller):

@@ -107,11 +107,13 @@ def _quick_beat(lease: Any) -> None:
         or not CLOCK.is_alone_until(CLOCK.now + most)
         or not store.is_calm(8.0)
     ):
-        return _real_beat(lease)
+        _real_beat(lease)
+        return
     bucket, key = store._world.bucket, store._prefix + HEAD
     versions = bucket.objects[key]
     if lease._etag != f'"{versions[-1].number}"' or versions[-1].data is None:
-        return _real_beat(lease)
+        _real_beat(lease)
+        return
     after = quick_replace(head, heartbeat=head.heartbeat + 1, nonce=new_nonce())
     seconds = CLOCK.luck.lognormvariate(plan.latency, 0.5)
     wait = sleep if seconds > most else CLOCK.pass_by
