@@ -67,6 +67,8 @@ class Host:
         self.spooled = Event()
         self.trainer: Process | None = None
         self.hangs = self.is_stopping = False
+        self.step: int | None = None  # what its trainer has reached
+        self.owed = 0  # what a notice left time to save
         self.fault = ""  # what the next attempt meets
         self.is_excused = False  # the next failed attempt is no fault of the trainer
         self.cli = {
@@ -305,6 +307,7 @@ class _Service:
         host.trainer = trainer
         CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
         trainer.ended.wait()
+        host.step = None
         code = trainer.code if trainer.code is not None else 1
         if code == 1 and not (host.is_excused or world.was_troubled):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 1")
@@ -498,6 +501,7 @@ class _Loop:
             "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
             num_samples=1, ids_sum=_mixed(index), split_samples=self.epoch_steps,
         )  # fmt: skip
+        host.step = self.position.step
         self.attempt.world.has_progressed(host.machine, "step")
 
     @property

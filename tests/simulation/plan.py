@@ -3,6 +3,7 @@
 A plan is data: shrinking drops its happenings one by one, and what is left fails alike or does not.
 """
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -78,14 +79,30 @@ class Plan:
         return self.state_bytes / self.upload_rate + self.state_bytes / 4e9 + 5.0
 
     @property
+    def answer_seconds(self) -> float:
+        """A notice as long as this leaves time for the step under way and its save, for certain."""
+        held = self.state_bytes < 40e9  # memory holds a copy: no save is streamed
+        return 45.0 + 1.1 * self.step_seconds + 2 * self.save_seconds if held else 1e9
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all that happens is Spot's doing."""
+        return all(each.what in MARKET for each in self.happenings)
+
+    def most_hours(self, machines: int) -> float:
+        """What a run takes of which each machine loses a restart and an interval of Young's."""
+        life = 2.1 * HOUR  # what the trainer assumes at first (contract/auto_interval.py)
+        interval = math.sqrt(2 * self.save_seconds * life) if self.interval == "auto" else 600.0
+        steps = 7 * self.step_seconds if self.interval == "7steps" else 2 * self.step_seconds
+        lost = self.restart_seconds + interval + 2 * self.save_seconds + steps + 20 * MINUTE
+        saving = 1.15 if self.state_bytes < 40e9 else 1.15 + self.save_seconds / 600.0
+        return (saving * self.work_seconds + machines * (lost + self.evaluation_seconds)) / HOUR
+
+    @property
     def is_deadline_fair(self) -> bool:
         """Whether the Guard can keep the deadline, whatever Spot does."""
         least = 1.1 * self.work_seconds + 3 * (self.restart_seconds + self.save_seconds) + HOUR
-        return (
-            self.deadline_hours * HOUR > least
-            and self.forecast_share >= 1.0
-            and all(each.what in MARKET for each in self.happenings)
-        )
+        return self.deadline_hours * HOUR > least and self.forecast_share >= 1.0 and self.is_calm
 
     @property
     def troubled_until(self) -> float:

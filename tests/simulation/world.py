@@ -98,6 +98,7 @@ class Universe(World):
     named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
     moved: float = 0.0  # when the run last got further
     idle: float = 0.0  # live seconds of machines since then
+    crowded: float = 0.0  # seconds with more than one machine
     ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
     ended_at: float = 0.0
     stops: list[tuple[float, str]] = field(default_factory=list)
@@ -136,6 +137,8 @@ class Universe(World):
         machine.ended, machine.why = CLOCK.now, why
         self.tell(f"{machine.id[-4:]} ends: {why}")
         host = self.hosts[machine.id]
+        if self.committed_step < host.owed and machine.id not in self.ill and not self.was_troubled:
+            self.breaks("a notice loses no step", f"{host.owed} after {self.committed_step}")
         if saves:
             host.shut_down()
         else:
@@ -151,6 +154,8 @@ class Universe(World):
 
     def _take(self, machine: Machine, seconds: float, why: str) -> None:
         host = self.hosts[machine.id]
+        if host.step is not None and seconds > self.plan.answer_seconds:
+            host.owed = host.step
         if seconds:
             host.notice(seconds)
             self._state_change(machine, "notice")
@@ -468,6 +473,9 @@ class Universe(World):
         """What must never be, looked at all the time."""
         live = self.live
         self.idle += seconds * bool(live)
+        self.crowded = self.crowded + seconds if len(live) > 1 and not self.was_unguarded else 0.0
+        if self.crowded > 2 * HOUR:
+            self.breaks("one machine is enough", f"{len(live)} for two hours")
         if self.idle > DAY + self.plan.work_seconds / self.plan.steps * 2:
             self.breaks("no livelock", "a day of machines without a commit")
             self.idle = 0.0
@@ -570,6 +578,13 @@ class Universe(World):
                 if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
+        if state == "finished" and self.plan.is_calm:
+            hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
+            most = self.plan.most_hours(len(self.machines))
+            if hours > most:
+                self.breaks(
+                    "an interruption costs what was planned", f"{hours:.1f} h of {most:.1f}"
+                )
         first = min((each.launched for each in self.machines), default=0.0)
         hours = (self.ended_at - first) / HOUR
         if self.plan.is_deadline_fair and state == "finished" and hours > self.plan.deadline_hours:
