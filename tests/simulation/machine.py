@@ -40,6 +40,7 @@ from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.protocol import Store, StoreError
+from training.engine.step_log import Pace, TimesSoFar
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
 if TYPE_CHECKING:
@@ -446,13 +447,14 @@ class _Loop:
             num_steps=self.plan.steps,
             seconds_for=self._seconds_for,
         )
-        self.first_ended, self.num_steps = 0.0, 0
+        self.pace = Pace()
+        self.times = TimesSoFar(position.times.get("train", {}), 0)
 
     def _seconds_for(self, count: int) -> float | None:
-        """As training/engine/step_log.py: with evaluations and commits as so far."""
-        if not self.num_steps:
+        if (seconds := self.pace.seconds_for(count)) is None:
             return None
-        return (CLOCK.now - self.first_ended) / self.num_steps * count
+        every = self.plan.evaluation_every or self.plan.steps
+        return seconds + self.times.seconds_of_evaluations(count / every)
 
     def run(self) -> None:
         context, work = self.context, self.context.supervisor.long_work
@@ -492,10 +494,7 @@ class _Loop:
         before = self.position
         number = before.stage_step
         self.position = replace(before, stage_step=number + 1, step=before.step + 1)
-        if self.first_ended:
-            self.num_steps += 1
-        else:
-            self.first_ended = CLOCK.now
+        self.pace.next(0.0)
         epoch, index = divmod(number, self.epoch_steps)
         self.context.metrics.write(
             "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
@@ -513,7 +512,7 @@ class _Loop:
     def _evaluate_if_due(self) -> None:
         if not self._is_evaluation_due:
             return
-        context = self.context
+        context, began = self.context, CLOCK.now
         while True:
             self.policy.protect(self.position, "evaluation")
             try:
@@ -523,6 +522,8 @@ class _Loop:
             except InterruptedRunError:
                 measured = context.supervisor.long_work.measured_seconds("evaluation")
                 self.policy.answer_notice(self.position, measured)
+        self.times.add_evaluation(CLOCK.now - began)
+        self.pace.pass_over(CLOCK.now - began)
         self.position = replace(self.position, evaluated_step=self.position.stage_step)
         if self.position.stage_step != self.plan.steps:
             self.policy.save_if_due(self.position)
@@ -536,7 +537,7 @@ class _Loop:
             self.attempt.world.has_progressed(self.attempt.host.machine, "evaluation")
 
     def _capture(self) -> LiveState:
-        state = {"position": asdict(self.position)}
+        state = {"position": asdict(self.position.timed(self.times.to_json()))}
         return SizedState(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
 
 

@@ -95,13 +95,25 @@ class Plan:
         interval = math.sqrt(2 * self.save_seconds * life) if self.interval == "auto" else 600.0
         steps = 7 * self.step_seconds if self.interval == "7steps" else 2 * self.step_seconds
         lost = self.restart_seconds + interval + 2 * self.save_seconds + steps + 20 * MINUTE
-        saving = 1.15 if self.state_bytes < 40e9 else 1.15 + self.save_seconds / 600.0
-        return (saving * self.work_seconds + machines * (lost + self.evaluation_seconds)) / HOUR
+        return (
+            1.15 * self.saving_share * self.work_seconds
+            + machines * (lost + self.evaluation_seconds)
+        ) / HOUR
+
+    @property
+    def saving_share(self) -> float:
+        """How much longer steps take where training waits for saves."""
+        waits = self.state_bytes >= 40e9 or self.interval == "7steps"
+        return 1.0 + waits * self.save_seconds / min(600.0, 7 * self.step_seconds)
 
     @property
     def is_deadline_fair(self) -> bool:
         """Whether the Guard can keep the deadline, whatever Spot does."""
-        least = 1.1 * self.work_seconds + 3 * (self.restart_seconds + self.save_seconds) + HOUR
+        least = (
+            1.1 * self.work_seconds * self.saving_share
+            + 3 * (self.restart_seconds + self.save_seconds)
+            + HOUR
+        )
         return self.deadline_hours * HOUR > least and self.forecast_share >= 1.0 and self.is_calm
 
     @property

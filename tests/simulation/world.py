@@ -515,7 +515,7 @@ class Universe(World):
         known = {
             "no heartbeat": not healthy,
             "the run is": self.state_now in ("finished", "failed"),
-            "hours billed": hours > settings.max_billed_hours - slack,
+            "hours billed": hours > settings.max_billed_hours - slack or self.was_unguarded,
             "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD,
             "no instance for": CLOCK.now - self.moved > 23 * HOUR,
             "attempts in a row": sum(
