@@ -6,9 +6,12 @@ It weighs the cost of a save against what an interruption without one would lose
 import math
 from dataclasses import dataclass
 
+from contract.notice import MAX_SECONDS
+
 # At most two epochs pass between two saves,
 MAX_EPOCHS = 2
-# unless saving that often would take more than this share of the time.
+# unless saving that often would take more than this share of the time. A save that no notice leaves
+# time for must come more often: its interval would be longer than a machine lives.
 MAX_SAVING_SHARE = 0.02
 # Saving more often gains less than half of this per interruption, and each save also writes an
 # event, a metrics line and the head.
@@ -55,7 +58,7 @@ def choose_interval(
         seconds, why = MIN_SECONDS, "saving more often gains next to nothing"
     if epoch_seconds is not None and seconds > MAX_EPOCHS * epoch_seconds:
         seconds, why = MAX_EPOCHS * epoch_seconds, f"at most {MAX_EPOCHS} epochs"
-    if seconds < cost_seconds / MAX_SAVING_SHARE:
+    if durable_seconds < MAX_SECONDS and seconds < cost_seconds / MAX_SAVING_SHARE:
         seconds = cost_seconds / MAX_SAVING_SHARE
         why = f"saving may take at most {MAX_SAVING_SHARE:.0%} of the time"
     if seconds < durable_seconds:

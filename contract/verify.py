@@ -91,8 +91,9 @@ def _samples(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
 
 def _commits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
     """No step is lost that a commit held: an attempt goes on from the newest valid commit."""
+    # An event's own generation, where it has one: a clock that jumps back mixes up the lives.
     commits = [
-        (life[0]["generation"], event["step"])
+        (event.get("generation", life[0]["generation"]), event["step"])
         for life in _lives(trace)
         for event in life
         if event["name"] == "committed"

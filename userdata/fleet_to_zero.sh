@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sends this stack's fleet to zero, which also ends this machine. Usage: fleet_to_zero.sh REASON
+# Sends this stack's fleet to zero, and ends this machine. Usage: fleet_to_zero.sh REASON
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 carry_on
@@ -47,4 +47,13 @@ until to_zero; do
     sleep 6
 done
 echo "[ok] fleet $fleet to zero: $reason"
+# A Spot fleet gives its Spot machines a notice. One on demand it leaves alone: it would be paid for
+# until the Guard ends it, a quarter of an hour later.
+market=$(python3 -c '
+from userdata.metadata import InstanceMetadata
+print(InstanceMetadata().read("meta-data/instance-life-cycle"))' 2>/dev/null)
+if [[ $fleet == sfr-* && $market == on-demand ]]; then
+    aws_cli ec2 terminate-instances --instance-ids "$INSTANCE_ID" >/dev/null ||
+        echo "machine $INSTANCE_ID: it cannot terminate itself; the Guard does"
+fi
 exit 0

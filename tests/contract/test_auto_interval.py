@@ -14,6 +14,8 @@ from contract.auto_interval import choose_interval
         (1.0, 0.0, 50.0, 100.0, "at most 2 epochs"),
         # Even beyond two epochs.
         (30.0, 0.0, 10.0, 1500.0, "2%"),
+        # No notice is long enough for it, and 2 % would be one save in 17 hours.
+        (1208.0, 1208.0, None, math.sqrt(2 * 1208 * 7200), "Young/Daly"),
         (0.1, 500.0, None, 500.0, "only one save runs at a time"),
         (0.0, 0.0, None, 60.0, ""),
     ],

@@ -265,6 +265,13 @@ def test_a_commit_that_was_given_up_holds_no_step(excuse: Callable[[RunTrace], R
     assert not [why for why in broken_rules(excuse(lost)) if "commits-kept" in why]
 
 
+def test_a_clock_that_jumped_back_gives_an_attempts_commit_to_no_other() -> None:
+    """Its events come before its take-over, in the life of the machine's attempt before."""
+    trace, commit = sound(), event(90, "i-1", "committed", step=4, generation=2)
+    mixed = replace(trace, events=[*trace.events[:2], commit, *trace.events[2:]])
+    assert not [why for why in broken_rules(mixed) if "commits-kept" in why]
+
+
 @pytest.mark.parametrize(
     ("older", "rule", "lacks"),
     [

@@ -124,28 +124,48 @@ class Clock:
         if until < math.inf:
             queue, paused = self.queue, task.process.paused_until
             if until <= self.limit and (not queue or queue[0][0] > until) and paused <= until:
-                self.now = max(self.now, until)  # nothing comes before
+                if until > self.now:  # and nothing comes before
+                    self.now = until
                 return
             self._push(until, task, task.token)
-        self.hub.switch()
+        following = self._following()
+        if following is not task:
+            (self.hub if following is None else following.glet).switch()
         if task.process.is_dead:
             raise PoweredOffError
 
-    def run(self, until: float) -> None:
-        """Let happen what is due until then; called by nobody's task."""
-        self.limit = until
-        while self.queue and self.queue[0][0] <= until:
-            when, _, task, token = heapq.heappop(self.queue)
+    def _following(self) -> Task | None:
+        """Whose turn it is, and now its; None: nobody's until the limit."""
+        queue = self.queue
+        while queue and queue[0][0] <= self.limit:
+            when, _, task, token = heapq.heappop(queue)
             if token != task.token or task.glet.dead:
                 continue
             if task.process.paused_until > when:
                 self._push(task.process.paused_until, task, token)
                 continue
-            self.now, self.task = max(self.now, when), task
+            if when > self.now:
+                self.now = when
+            self.task = task
             task.token += 1
-            task.glet.switch()
-            self.task = None
+            return task
+        self.task = None
+        return None
+
+    def run(self, until: float) -> None:
+        """Let happen what is due until then; called by nobody's task."""
+        self.limit = until
+        while (task := self._following()) is not None:
+            task.glet.switch()  # returns once a task has ended, or none is due
         self.now = max(self.now, until)
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass in which nothing else happens."""
+        self.now += seconds
+
+    def is_alone_until(self, when: float) -> bool:
+        """Whether nothing else happens before."""
+        return when <= self.limit and (not self.queue or self.queue[0][0] > when)
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:

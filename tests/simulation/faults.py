@@ -1,22 +1,51 @@
-"""Faults of this project's own history that lay between parts, each planted by one patch."""
+"""Faults of this project's own history that lay between parts, each planted by one patch.
 
+    python -m tests.simulation.faults 60 [WORD...]      # of how many of 60 seeds each is found
+
+CHANGELOG.md and the logs tell of each, or of its kind; those of the Guard alone are planted in its
+model, too (tests/stacks/guard/test_planted_faults.py).
+"""
+
+import inspect
+import logging
+import sys
+import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from contract import verify
-from stacks.guard import fleet, records
+from contract import auto_interval, verify
+from stacks.guard import duties, fleet, handler, records
+from stacks.guard.ledger import Ledger
+from stacks.guard.tick import Tick
+from tests.simulation.plan import draw
+from tests.simulation.world import live_through, simulated
+from training.durable.attempt import notice as notice_file
+from training.durable.attempt import resume_point
+from training.durable.attempt.notice import ExtraTime, Interruption
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.record import lease as lease_file
+from training.durable.record import metrics as metrics_file
 from training.durable.record.head import Retention
 from training.durable.record.lease import Lease
+from training.durable.record.metrics import Metrics
+from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.tensors import policy as policy_file
 from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.schedule import Schedule
+from training.durable.store import protocol
+from training.durable.store.protocol import Store
 
 
 @dataclass(frozen=True)
 class Fault:
     """A patch, and the word of the promise that it breaks; empty: any."""
 
-    plant: Callable[[], Any]
+    plant: Callable[[], AbstractContextManager[Any]]
     promise: str = ""
 
     def is_found(self, broken: Sequence[str]) -> bool:
@@ -25,6 +54,24 @@ class Fault:
 
 def _fault(owner: Any, name: str, value: Any, promise: str = "") -> Fault:
     return Fault(lambda: mock.patch.object(owner, name, value), promise)
+
+
+def _text(owner: Any, name: str, old: str, new: str, promise: str = "") -> Fault:
+    """A function with one passage of its text replaced."""
+
+    def plant() -> Any:
+        function: FunctionType = inspect.unwrap(vars(owner)[name])
+        text = textwrap.dedent(inspect.getsource(function))
+        assert text.count(old) == 1, f"{name} has {old!r} {text.count(old)} times"
+        found: dict[str, Any] = {}
+        exec(compile(text.replace(old, new), name, "exec"), function.__globals__, found)
+        return mock.patch.object(owner, name, found[name])
+
+    return Fault(plant, promise)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return
 
 
 def _unheard(self: Checkpointer, write: Any, *, may_leave: bool = False) -> bool:
@@ -52,17 +99,107 @@ def _told_at_receipt(trace: Any, lacks: list[str]) -> Any:
                     yield "an answer after its notice"
 
 
-# Each with a seed that finds it.
-FAULTS: Mapping[str, tuple[int, Fault]] = {
-    "a save is a hang": (62, _fault(Checkpointer, "_await", _unheard, "for a cause")),
-    "an answer judged from its boundary": (
-        9,
-        Fault(lambda: mock.patch.dict(verify.RULES, {"notices-answered": _told_at_receipt})),  # type: ignore[arg-type]
+def _without_steps(settings: Any, since: float, read: Any = records.machine_events) -> Any:
+    return read(settings, since)._replace(steps={})
+
+
+def _hears_nothing(self: Supervisor, store: Store) -> Store:
+    del self
+    return store
+
+
+_READ_HEAD = records.read_head
+_WITHOUT_MARKET = tuple(each for each in handler.DUTIES if each.__name__ != "choose_market")
+
+# The Guard's.
+_OF_GUARD: Mapping[str, Fault] = {
+    "a sync is silence": _fault(Ledger, "note_progress", _nothing, "stopped"),
+    "steps of a boot ignored": _fault(records, "machine_events", _without_steps),
+    "heartbeats ignored": _fault(
+        records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "stopped"
     ),
-    "deleted before the head forgets": (
-        23,
-        _fault(Lease, "publish", _delete_first(Lease.publish), "deleted that the head names"),
+    "silence counted while S3 was down": _fault(Ledger, "note_look", _nothing),
+    "takebacks counted as barren": _fault(fleet, "TAKEN_BACK", frozenset()),
+    "the market's price ignored": _fault(fleet, "spot_prices", lambda *_: {}),
+    "versions of guard.json ignored": _fault(records, "_versions", lambda *_: []),
+    "no reserve before max_usd": _fault(Ledger, "usd_per_hour", property(lambda _: 0.0), "verify"),
+    "silence ignored": _text(duties, "stop", "if reason is None", "if reason is None or "
+                             "'heartbeat' in reason.sentence"),
+    "the deadline ignored": _fault(handler, "DUTIES", _WITHOUT_MARKET, "deadline"),
+    "on demand beside Spot for ever": _fault(Tick, "unwanted", lambda _: [], "one machine"),
+    "on demand left alone at the end": _fault(duties, "end_instances", _nothing),
+    "a new group left empty": _fault(fleet.ScalingGroups, "is_new", lambda _: False),
+    "an ended group started again": _fault(fleet.ScalingGroups, "is_new", lambda _: True),
+    "only Spot to zero": _fault(
+        fleet.ScalingGroups, "groups", property(lambda own: (own.id, f"{own.id}.x"))
     ),
-    "the market's price ignored": (3, _fault(fleet, "spot_prices", lambda *_: {}, "stopped")),
-    "versions of guard.json ignored": (24, _fault(records, "_versions", lambda *_: [])),
-}
+}  # fmt: skip
+# The trainer's.
+_OF_TRAINER: Mapping[str, Fault] = {
+    "a save is a hang": _fault(Checkpointer, "_await", _unheard, "for a cause"),
+    "a long restore is a hang": _fault(Supervisor, "hearing", _hears_nothing, "for a cause"),
+    "deleted before the head forgets": _fault(
+        Lease, "publish", _delete_first(Lease.publish), "deleted that the head names"
+    ),
+    "the newest commit not kept": _text(
+        Retention, "kept", "if entry.name in names)",
+        "if entry.name in names and entry is not entries[-1])",
+    ),
+    "a sweep of what the head names": _text(Lease, "sweep", "- named", "- set()", "names"),
+    "a lost answer is a lost lease": _text(
+        Lease, "_change", "self._unanswered.add(after.nonce)", "self._unanswered.clear()"
+    ),
+    "S3's trouble outlasts patience": _fault(protocol, "_WINDOW_SECONDS", 2.0),
+    "a head from nothing": _fault(lease_file, "_refuse_headless", _nothing),
+    "no witness is enough": _fault(lease_file, "_WITNESSES", 99, "finished"),
+    "metrics sent after the head": _text(
+        CheckpointPublisher, "publish", "[self.metrics.flush]", "[]", "samples"
+    ),
+    "metrics counted twice": _fault(metrics_file, "_parts_of_merged", lambda _: set()),
+    "a commit before each long step": _fault(policy_file, "_SHARE", 1e9),
+    "a blocking save is due at once": _text(
+        Checkpointer, "_run", "self.schedule.start_other()", "pass"
+    ),
+    "auto waits longer than a life": _fault(auto_interval, "MAX_SECONDS", 1e9, "interruption"),
+    "the notice's time not read": _fault(notice_file, "_seconds_in", lambda _: None, "step"),
+    "notices unheard": _fault(Interruption, "record", _nothing, "loses no step"),
+    "extra time without end": _fault(ExtraTime, "would_allow", lambda *_: True),
+    "no save at a notice": _fault(Checkpointer, "_save_within", lambda *_, **__: False, "step"),
+    "a damaged one ends the resume": _text(
+        resume_point, "_first_valid", "continue", "break"
+    ),
+    "no early retry after a failed save": _fault(
+        Schedule, "start_due", lambda self, position: self.start_other()
+    ),
+    "an answer judged from its boundary": Fault(
+        lambda: mock.patch.dict(verify.RULES, {"notices-answered": _told_at_receipt})  # type: ignore[arg-type]
+    ),
+    "lines lost at an attempt's end": _fault(Metrics, "flush", _nothing, "samples"),
+}  # fmt: skip
+FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER}
+
+
+def main() -> None:
+    """Print each fault's rate; faults are tried until ten seeds have found them."""
+    logging.disable(logging.CRITICAL)
+    num, words = int(sys.argv[1]), sys.argv[2:]
+    with simulated():
+        for name, fault in FAULTS.items():
+            if words and not any(word in name for word in words):
+                continue
+            began, found, promises, tried = time.process_time(), list[int](), set[str](), 0
+            with fault.plant():
+                for tried in range(1, num + 1):
+                    broken = live_through(draw(tried), until_broken=True).broken
+                    if fault.is_found(broken):
+                        found.append(tried)
+                        promises |= {broken[0].partition(":")[0]}
+                    if len(found) == 10:
+                        break
+            seconds = time.process_time() - began
+            rate = f"{name} | {len(found)} of {tried} | {found[:3]}"
+            print(f"| {rate} | {', '.join(sorted(promises))} | {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from contract.errors import UserError
 from contract.grammar import parse_interval
 from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
 from contract.progress import progress_record
@@ -39,6 +40,7 @@ from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.protocol import Store, StoreError
+from training.engine.step_log import Pace, TimesSoFar
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class Host:
         self.spooled = Event()
         self.trainer: Process | None = None
         self.hangs = self.is_stopping = False
+        self.step: int | None = None  # what its trainer has reached
+        self.owed = 0  # what a notice left time to save
         self.fault = ""  # what the next attempt meets
         self.is_excused = False  # the next failed attempt is no fault of the trainer
         self.cli = {
@@ -213,7 +217,7 @@ class Host:
         handler = InterruptionHandler(metadata=self, folder=self.folder)  # type: ignore[arg-type]
         began = CLOCK.now
         while not handler.poll():
-            if not self.world.polls_all:
+            if not self.world.sees_all:
                 self.changed.wait()
                 self.changed.clear()
                 polls = math.ceil((CLOCK.now - began) / POLL_SECONDS)
@@ -236,7 +240,7 @@ class Host:
     def end_as(self, how: str, why: str) -> None:
         """What service_failed.sh does: the run ends, or this machine."""
         if how == "give up":
-            with suppress(StoreError):
+            with suppress(StoreError, UserError):
                 fail_run(SimulatedStore(self.world, self.machine.id), self.machine.id, why)
             self.fleet_to_zero()
             return
@@ -254,6 +258,8 @@ class Host:
                     self.cli["ec2"].modify_spot_fleet_request(
                         SpotFleetRequestId=fleet, TargetCapacity=0, OnDemandTargetCapacity=0
                     )
+                    if self.machine.market == "on-demand":
+                        self.cli["ec2"].terminate_instances(InstanceIds=[self.machine.id])
                 else:
                     for group in (fleet, f"{fleet}.on-demand"):
                         self.cli["autoscaling"].update_auto_scaling_group(
@@ -302,6 +308,7 @@ class _Service:
         host.trainer = trainer
         CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
         trainer.ended.wait()
+        host.step = None
         code = trainer.code if trainer.code is not None else 1
         if code == 1 and not (host.is_excused or world.was_troubled):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 1")
@@ -438,8 +445,16 @@ class _Loop:
             self._capture,
             is_sharded=False,
             num_steps=self.plan.steps,
-            seconds_for=lambda count: count * self.plan.step_seconds,
+            seconds_for=self._seconds_for,
         )
+        self.pace = Pace()
+        self.times = TimesSoFar(position.times.get("train", {}), 0)
+
+    def _seconds_for(self, count: int) -> float | None:
+        if (seconds := self.pace.seconds_for(count)) is None:
+            return None
+        every = self.plan.evaluation_every or self.plan.steps
+        return seconds + self.times.seconds_of_evaluations(count / every)
 
     def run(self) -> None:
         context, work = self.context, self.context.supervisor.long_work
@@ -479,11 +494,13 @@ class _Loop:
         before = self.position
         number = before.stage_step
         self.position = replace(before, stage_step=number + 1, step=before.step + 1)
+        self.pace.next(0.0)
         epoch, index = divmod(number, self.epoch_steps)
         self.context.metrics.write(
             "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
             num_samples=1, ids_sum=_mixed(index), split_samples=self.epoch_steps,
         )  # fmt: skip
+        host.step = self.position.step
         self.attempt.world.has_progressed(host.machine, "step")
 
     @property
@@ -495,7 +512,7 @@ class _Loop:
     def _evaluate_if_due(self) -> None:
         if not self._is_evaluation_due:
             return
-        context = self.context
+        context, began = self.context, CLOCK.now
         while True:
             self.policy.protect(self.position, "evaluation")
             try:
@@ -505,6 +522,8 @@ class _Loop:
             except InterruptedRunError:
                 measured = context.supervisor.long_work.measured_seconds("evaluation")
                 self.policy.answer_notice(self.position, measured)
+        self.times.add_evaluation(CLOCK.now - began)
+        self.pace.pass_over(CLOCK.now - began)
         self.position = replace(self.position, evaluated_step=self.position.stage_step)
         if self.position.stage_step != self.plan.steps:
             self.policy.save_if_due(self.position)
@@ -518,7 +537,7 @@ class _Loop:
             self.attempt.world.has_progressed(self.attempt.host.machine, "evaluation")
 
     def _capture(self) -> LiveState:
-        state = {"position": asdict(self.position)}
+        state = {"position": asdict(self.position.timed(self.times.to_json()))}
         return SizedState(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
 
 

@@ -3,6 +3,7 @@
 A plan is data: shrinking drops its happenings one by one, and what is left fails alike or does not.
 """
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,8 +13,10 @@ from tests.stacks.guard.world import HOUR, MINUTE, Life
 Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
-    "ledger damaged", "gpu fault",
+    "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
 ]  # fmt: skip
+# What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
+MARKET = ("takeback", "no capacity", "price", "rebalance", "guard twice")
 Trouble = Literal["outage", "throttle", "slow", "lost"]
 DAY = 24 * HOUR
 
@@ -56,12 +59,62 @@ class Plan:
     slow_seconds: float  # how long a fleet takes to replace a machine
     max_hours: float
     max_usd: float
+    deadline_hours: float  # 0: none
+    forecast_share: float  # what the plan says of the work's time, as a share of it
     happenings: tuple[Happening, ...]
 
     @property
     def work_seconds(self) -> float:
         evaluations = self.steps // self.evaluation_every if self.evaluation_every else 0
         return self.steps * self.step_seconds + evaluations * self.evaluation_seconds
+
+    @property
+    def restart_seconds(self) -> float:
+        """From a request for a machine to its first new step, as a plan says it."""
+        reading = self.state_bytes / self.upload_rate
+        return self.slow_seconds + self.life.ready + self.life.first_step + reading + 2 * MINUTE
+
+    @property
+    def save_seconds(self) -> float:
+        return self.state_bytes / self.upload_rate + self.state_bytes / 4e9 + 5.0
+
+    @property
+    def answer_seconds(self) -> float:
+        """A notice as long as this leaves time for the step under way and its save, for certain."""
+        held = self.state_bytes < 40e9  # memory holds a copy: no save is streamed
+        return 45.0 + 1.1 * self.step_seconds + 2 * self.save_seconds if held else 1e9
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all that happens is Spot's doing."""
+        return all(each.what in MARKET for each in self.happenings)
+
+    def most_hours(self, machines: int) -> float:
+        """What a run takes of which each machine loses a restart and an interval of Young's."""
+        life = 2.1 * HOUR  # what the trainer assumes at first (contract/auto_interval.py)
+        interval = math.sqrt(2 * self.save_seconds * life) if self.interval == "auto" else 600.0
+        steps = 7 * self.step_seconds if self.interval == "7steps" else 2 * self.step_seconds
+        lost = self.restart_seconds + interval + 2 * self.save_seconds + steps + 20 * MINUTE
+        return (
+            1.15 * self.saving_share * self.work_seconds
+            + machines * (lost + self.evaluation_seconds)
+        ) / HOUR
+
+    @property
+    def saving_share(self) -> float:
+        """How much longer steps take where training waits for saves."""
+        waits = self.state_bytes >= 40e9 or self.interval == "7steps"
+        return 1.0 + waits * self.save_seconds / min(600.0, 7 * self.step_seconds)
+
+    @property
+    def is_deadline_fair(self) -> bool:
+        """Whether the Guard can keep the deadline, whatever Spot does."""
+        least = (
+            1.1 * self.work_seconds * self.saving_share
+            + 3 * (self.restart_seconds + self.save_seconds)
+            + HOUR
+        )
+        return self.deadline_hours * HOUR > least and self.forecast_share >= 1.0 and self.is_calm
 
     @property
     def troubled_until(self) -> float:
@@ -91,7 +144,7 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     )
     duration = steps * step_seconds + life.ready
     mildness = luck.choice([0.2, 1.0, 3.0])
-    return Plan(
+    plan = Plan(
         seed=seed,
         fleet=fleet or kind,
         life=life,
@@ -108,7 +161,29 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
         slow_seconds=_log(luck, 10, 8 * MINUTE),
         max_hours=luck.choice([1e4, 1e4, 1e4, max(2.0, luck.uniform(0.3, 1.5) * duration / HOUR)]),
         max_usd=luck.choice([0.0, 0.0, max(1.0, luck.uniform(0.3, 2) * duration / HOUR * 0.5)]),
+        deadline_hours=0.0,
+        forecast_share=1.0,
         happenings=tuple(_happenings(luck, 1.5 * duration, mildness)),
+    )
+    return _with_market(luck, plan) if luck.random() < 0.35 else plan
+
+
+def _with_market(luck: random.Random, plan: Plan) -> Plan:
+    """Give it a deadline; of half of them Spot is all that happens, and often away for hours."""
+    found = [each for each in plan.happenings if each.what in MARKET]
+    for _ in range(luck.randint(0, 6)):
+        at, seconds = luck.uniform(0, 1.5 * plan.work_seconds), _log(luck, 10 * MINUTE, 20 * HOUR)
+        found.append(Happening(at=at, what="no capacity", seconds=seconds))
+    others = luck.choice([(), plan.happenings])
+    happenings = sorted({*found, *others}, key=lambda each: (each.at, each.what))
+    seconds = plan.work_seconds + 4 * (plan.restart_seconds + plan.save_seconds) + HOUR
+    return replace(
+        plan,
+        deadline_hours=luck.uniform(0.9, 3.0) * seconds / HOUR,
+        forecast_share=luck.uniform(0.8, 1.4),
+        happenings=tuple(happenings),
+        max_usd=0.0,
+        max_hours=1e4,
     )
 
 
@@ -129,7 +204,8 @@ def _trouble(luck: random.Random, at: float) -> Happening:
         [
             "s3", "s3", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start",
             "dead boot", "guard off", "guard twice", "guard call fails", "clock", "rebalance",
-            "slow boot", "ledger damaged", "gpu fault",
+            "slow boot", "ledger damaged", "gpu fault", "person stops", "checkpoints damaged",
+            "head deleted", "deploy",
         ]
     )  # fmt: skip
     if what == "s3":
@@ -146,11 +222,15 @@ def _trouble(luck: random.Random, at: float) -> Happening:
         "pause": lambda: _log(luck, 20, 2 * HOUR),
         "guard off": lambda: _log(luck, 10 * MINUTE, 3 * HOUR),
         "slow boot": lambda: _log(luck, 10 * MINUTE, HOUR),
+        "person stops": lambda: _log(luck, MINUTE, 8 * HOUR),
+        "head deleted": lambda: _log(luck, MINUTE, 8 * HOUR),
     }.get(what, float)()
     share = {
         "price": lambda: luck.uniform(0.15, 0.95),
         "clock": lambda: luck.uniform(-26, 26),
         "guard call fails": lambda: float(luck.randint(1, 6)),
+        "checkpoints damaged": lambda: luck.choice([0.1, 0.1, 0.5, 1.0]),
+        "deploy": lambda: luck.choice([0.5, 2.0]),
     }.get(what, lambda: 1.0)()
     how = {"guard call fails": lambda: luck.choice(_CALLS)}.get(what, str)()
     return Happening(at=at, what=what, seconds=seconds, share=share, how=how)

@@ -29,7 +29,7 @@ def test_a_kept_seed_keeps_every_promise(seed: int) -> None:
 def test_a_seed_is_one_life_and_polls_that_find_nothing_change_nothing() -> None:
     first, again = live_through(draw(23)), live_through(draw(23))
     assert first.story == again.story
-    every_poll = live_through(draw(23), polls_all=True)
+    every_poll = live_through(draw(23), sees_all=True)
     assert [text for _, text in every_poll.story] == [text for _, text in first.story]
 
 

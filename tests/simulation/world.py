@@ -27,13 +27,25 @@ from contract.trace import RunTrace
 from contract.verify import broken_rules
 from stacks.guard import handler
 from stacks.guard import settings as guard_settings
+from stacks.guard.fleet import StackFleet, instances_of_stack
+from stacks.guard.settings import Forecast
 from tests.simulation.bucket import Bucket, GuardService
 from tests.simulation.clock import CLOCK, Process, Task, sleep
 from tests.simulation.machine import Host, place_of
 from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import stubbed
 from tests.stacks.guard.model import SETTINGS, TICK
-from tests.stacks.guard.world import HOUR, MINUTE, ON_DEMAND_USD, SPOTS, VOLUME_USD, Machine, World
+from tests.stacks.guard.world import (
+    HOUR,
+    MINUTE,
+    ON_DEMAND_USD,
+    SPOTS,
+    VOLUME_USD,
+    Machine,
+    Market,
+    World,
+)
 
 BEGIN = datetime(2026, 11, 2, tzinfo=UTC).timestamp()
 CALL_EVERY, CALL_LIMIT, CALL_RETRIES = 10 * MINUTE, 180.0, (60.0, 120.0)
@@ -66,7 +78,7 @@ class Universe(World):
 
     plan: Plan
     folder: Path
-    polls_all: bool = False
+    sees_all: bool = False  # without the shortcuts
     until_broken: bool = False
     bucket: Bucket = field(default_factory=Bucket)
     process: Process = field(default_factory=lambda: Process(name="world"))
@@ -80,10 +92,13 @@ class Universe(World):
     guard_off_until: float = 0.0
     is_twice: bool = False
     no_capacity_until: float = 0.0
+    limits: float = 1.0  # how many times the plan's, since a deploy
+    away_until: float = 0.0  # a person has stopped the run until then
     committed_step: int = 0
     named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
     moved: float = 0.0  # when the run last got further
     idle: float = 0.0  # live seconds of machines since then
+    crowded: float = 0.0  # seconds with more than one machine
     ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
     ended_at: float = 0.0
     stops: list[tuple[float, str]] = field(default_factory=list)
@@ -102,7 +117,7 @@ class Universe(World):
 
     def breaks(self, promise: str, how: str) -> None:
         line = f"{promise}: {how}"
-        if line not in self.broken:
+        if sum(each.startswith(promise) for each in self.broken) < 3 and line not in self.broken:
             self.broken.append(line)
             self.tell(f"*** {line}")
 
@@ -122,6 +137,8 @@ class Universe(World):
         machine.ended, machine.why = CLOCK.now, why
         self.tell(f"{machine.id[-4:]} ends: {why}")
         host = self.hosts[machine.id]
+        if self.committed_step < host.owed and machine.id not in self.ill and not self.was_troubled:
+            self.breaks("a notice loses no step", f"{host.owed} after {self.committed_step}")
         if saves:
             host.shut_down()
         else:
@@ -137,6 +154,8 @@ class Universe(World):
 
     def _take(self, machine: Machine, seconds: float, why: str) -> None:
         host = self.hosts[machine.id]
+        if host.step is not None and seconds > self.plan.answer_seconds:
+            host.owed = host.step
         if seconds:
             host.notice(seconds)
             self._state_change(machine, "notice")
@@ -158,19 +177,22 @@ class Universe(World):
         return usd
 
     def _fleet(self) -> None:
-        """Keep the fleet's capacity, a while after it lacks a machine."""
-        missing_since: float | None = None
+        """Keep each market's share of the capacity, a while after it lacks a machine."""
+        missing: dict[Market, float] = {}
         while True:
             sleep(20)
             self.now, self.has_capacity = CLOCK.now, CLOCK.now >= self.no_capacity_until
-            live = [each for each in self.live if each.ends is None]
-            if self.is_cancelled or len(live) >= self.target or not self.has_capacity:
-                missing_since = None
-            elif missing_since is None:
-                missing_since = CLOCK.now
-            elif CLOCK.now - missing_since >= self.plan.slow_seconds:
-                self._maintain()
-                missing_since = None
+            wanted: dict[Market, int] = {
+                "on-demand": self.on_demand, "spot": self.target - self.on_demand
+            }  # fmt: skip
+            for market, count in wanted.items():
+                have = [m for m in self.live if m.ends is None and m.market == market]
+                is_there = self.has_capacity or market == "on-demand"
+                if self.is_cancelled or len(have) >= count or not is_there:
+                    missing.pop(market, None)
+                elif CLOCK.now - missing.setdefault(market, CLOCK.now) >= self.plan.slow_seconds:
+                    del missing[market]
+                    self.launch(market)
             self._judge(20.0)
 
     # -- the Guard, its schedule and its events
@@ -232,14 +254,22 @@ class Universe(World):
 
     @property
     def guard(self) -> Any:
+        plan = self.plan
         return replace(
             SETTINGS,
             fleet_parameter="/TrainingStack/fleet-id",
-            max_usd=self.plan.max_usd,
-            max_billed_hours=self.plan.max_hours,
-            max_wait_hours=24.0,
+            max_usd=plan.max_usd * self.limits,
+            max_billed_hours=plan.max_hours * self.limits,
+            max_wait_hours=24.0 if not plan.deadline_hours else 0.0,
             call_every_seconds=660.0,
-        )
+            deadline_hours=0.0 if self.facts["deploy"] else plan.deadline_hours,
+            forecast=Forecast(
+                stages={"train": plan.forecast_share * plan.work_seconds},
+                restart_seconds=plan.restart_seconds,
+                save_seconds=plan.save_seconds,
+                interval_seconds=max(600.0, 2 * plan.save_seconds, 7 * plan.step_seconds),
+            ) if plan.deadline_hours else None,
+        )  # fmt: skip
 
     # -- what happens to them
 
@@ -281,6 +311,10 @@ class Universe(World):
                 self.bucket.found(self.prefix + GUARD)
                 and self.bucket.write(self.prefix + GUARD, b"{")
             ),
+            "person stops": lambda: self._stop_and_resume(each.seconds),
+            "checkpoints damaged": lambda: self._damage(each.share),
+            "head deleted": lambda: self._delete_head(each.seconds),
+            "deploy": lambda: setattr(self, "limits", self.limits * each.share),
             "s3": lambda: None,
         }
         act[each.what]()
@@ -317,18 +351,73 @@ class Universe(World):
             if host.trainer is not None:
                 host.trainer.clock_off = seconds
 
+    def _damage(self, share: float) -> None:
+        """Garbage in the newest of the run's checkpoints, or in all."""
+        names = sorted(self.named)
+        for name in names[len(names) - math.ceil(share * len(names)) :]:
+            for file in self.named[name]["files"]:
+                self.bucket.write(
+                    self.prefix + checkpoint_prefix(name) + file["name"], b"?" * file["bytes"]
+                )
+
+    def _delete_head(self, seconds: float) -> None:
+        """A person deletes head.json, and restores its last version later."""
+        key = self.prefix + HEAD
+        if (found := self.bucket.found(key)) is None or not found.data:
+            return
+        self.bucket.write(key, None)
+        for one in self.live:
+            self.hosts[one.id].is_excused = True
+
+        def restore() -> None:
+            if self.bucket.found(key) is None:
+                last = next(v.data for v in reversed(self.bucket.objects[key]) if v.data)
+                self.bucket.write(key, last)
+                self.tell("a person restores the head")
+            self._act(self._resume)
+
+        self.away_until = CLOCK.now + seconds
+        CLOCK.start(self.process, restore, at=self.away_until)
+
+    def _act(self, act: Callable[[], None]) -> None:
+        """What a person does at a command line of theirs, again until it succeeds."""
+        while True:
+            try:
+                return act()
+            except (ClientError, BotoCoreError):
+                sleep(MINUTE)
+
+    def _stop_and_resume(self, seconds: float) -> None:
+        """As `runs stop` and `runs resume` do (operate/control.py)."""
+        if self.state_now in ("finished", "failed") or self.is_cancelled:
+            return
+        self.away_until = CLOCK.now + seconds
+        fleet = StackFleet.of(self.fleet_id)
+
+        def stop() -> None:
+            fleet.send_to_zero()
+            for one in instances_of_stack(self.guard):
+                if one.is_live and one.is_on_demand:
+                    one.terminate()
+
+        self._act(stop)
+        sleep(max(0.0, self.away_until - CLOCK.now))
+        self._act(self._resume)
+
+    def _resume(self) -> None:
+        fleet = StackFleet.of(self.fleet_id)
+        is_over = self.state_now in ("finished", "failed") or self.is_cancelled
+        if not is_over and not fleet.read_capacity()[0]:
+            fleet.set_capacity(1, 0)
+            self.tell("a person resumes the run")
+
     def _person(self) -> None:
         """Resume a run that was stopped for what has passed, within its limits."""
         while True:
             sleep(PERSON_SECONDS)
-            is_at_zero = self.target == 0 and not self.is_cancelled
-            is_over = self.state_now in ("finished", "failed")
-            reason = self.stops[-1][1] if self.stops else ""
-            if is_at_zero and self.stops and not is_over and "max_" not in reason:
-                self.tell("a person resumes the run")
-                self.target = 1
-                if self.kind == "asg":
-                    self.sizes = {"spot": (0, 1), "on-demand": (0, 1)}
+            is_at_zero = self.target == 0 and CLOCK.now > self.away_until
+            if is_at_zero and self.stops and "max_" not in self.stops[-1][1]:
+                self._act(self._resume)
 
     # -- the promises
 
@@ -369,6 +458,8 @@ class Universe(World):
                 where = self.prefix + checkpoint_prefix(name) + file["name"]
                 if self.bucket.found(where) is None:
                     self.breaks("the head names a file that is not there", where)
+        if step < self.committed_step and self.facts["checkpoints damaged"]:
+            self.committed_step = step  # what is lost now has a reason
         if step < self.committed_step:
             self.breaks("a commit was lost", f"step {step} after {self.committed_step}")
         if step > self.committed_step:
@@ -382,6 +473,9 @@ class Universe(World):
         """What must never be, looked at all the time."""
         live = self.live
         self.idle += seconds * bool(live)
+        self.crowded = self.crowded + seconds if len(live) > 1 and not self.was_unguarded else 0.0
+        if self.crowded > 2 * HOUR:
+            self.breaks("one machine is enough", f"{len(live)} for two hours")
         if self.idle > DAY + self.plan.work_seconds / self.plan.steps * 2:
             self.breaks("no livelock", "a day of machines without a commit")
             self.idle = 0.0
@@ -421,7 +515,7 @@ class Universe(World):
         known = {
             "no heartbeat": not healthy,
             "the run is": self.state_now in ("finished", "failed"),
-            "hours billed": hours > settings.max_billed_hours - slack,
+            "hours billed": hours > settings.max_billed_hours - slack or self.was_unguarded,
             "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD,
             "no instance for": CLOCK.now - self.moved > 23 * HOUR,
             "attempts in a row": sum(
@@ -484,6 +578,18 @@ class Universe(World):
                 if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
+        if state == "finished" and self.plan.is_calm:
+            hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
+            most = self.plan.most_hours(len(self.machines))
+            if hours > most:
+                self.breaks(
+                    "an interruption costs what was planned", f"{hours:.1f} h of {most:.1f}"
+                )
+        first = min((each.launched for each in self.machines), default=0.0)
+        hours = (self.ended_at - first) / HOUR
+        if self.plan.is_deadline_fair and state == "finished" and hours > self.plan.deadline_hours:
+            late = f"{hours:.1f} h of {self.plan.deadline_hours:.1f}"
+            self.breaks("a deadline is kept", late)
 
     @property
     def was_troubled(self) -> bool:
@@ -533,17 +639,18 @@ def simulated() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(stubbed())
         stack.enter_context(CLOCK.patched())
+        stack.enter_context(quick())
         stack.enter_context(mock.patch.object(handler, "print", lambda *_: None, create=True))
         yield
 
 
-def live_through(plan: Plan, *, polls_all: bool = False, until_broken: bool = False) -> Outcome:
+def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = False) -> Outcome:
     """Let a plan happen, within `simulated`; return what came of it."""
     began = time.process_time()
     CLOCK.restart(BEGIN, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
     world = Universe(
-        plan=plan, folder=folder, kind=plan.fleet, polls_all=polls_all, until_broken=until_broken
+        plan=plan, folder=folder, kind=plan.fleet, sees_all=sees_all, until_broken=until_broken
     )
     world.troubles = [each for each in plan.happenings if each.what == "s3"]
     services: dict[str, Any] = defaultdict(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import Exit
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA, install
 
@@ -70,13 +71,30 @@ def fail(root: Path) -> Fail:
     """Return a function that runs the script; it returns the calls and the events sent."""
 
     def run(
-        service: str = "training", *, result: str = "exit-code", status: int, head: str = ""
+        service: str = "training",
+        *,
+        result: str = "exit-code",
+        status: int,
+        head: str = "",
+        market: str = "spot",
     ) -> tuple[list[str], list[dict[str, str]]]:
+        with MetadataServer(instance=RehearsedInstance(id="i-2", market=market)) as metadata:
+            service_fails(service, metadata.endpoint, result, status, head)
+        calls = (root / "calls").read_text().splitlines()
+        group = "autoscaling update-auto-scaling-group --auto-scaling-group-name S-r1"
+        groups = [f"{group}{each} --min-size 0 --max-size 0" for each in ("", ".on-demand")]
+        known = ("ec2 terminate", "ec2 modify-spot-fleet", "-m training fail", *groups)
+        made = [next((name for name in known if call.startswith(name)), "") for call in calls]
+        sent = sorted((root / "sent").iterdir())
+        return list(filter(None, made)), [json.loads(path.read_text()) for path in sent]
+
+    def service_fails(service: str, endpoint: str, result: str, status: int, head: str) -> None:
         subprocess.run(
             ["bash", "userdata/service_failed.sh", f"{service}.service"],
             cwd=REPOSITORY,
             env={
                 "MACHINE_ROOT": str(root),
+                "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint,
                 "PATH": f"{root / 'bin'}:{SHIMS}:/usr/bin:/bin",
                 "INSTANCE_ID": "i-2",
                 "PYTHON": str(root / "bin/python"),
@@ -86,13 +104,6 @@ def fail(root: Path) -> Fail:
             },
             check=True,
         )
-        calls = (root / "calls").read_text().splitlines()
-        group = "autoscaling update-auto-scaling-group --auto-scaling-group-name S-r1"
-        groups = [f"{group}{each} --min-size 0 --max-size 0" for each in ("", ".on-demand")]
-        known = ("ec2 terminate", "ec2 modify-spot-fleet", "-m training fail", *groups)
-        made = [next((name for name in known if call.startswith(name)), "") for call in calls]
-        sent = sorted((root / "sent").iterdir())
-        return list(filter(None, made)), [json.loads(path.read_text()) for path in sent]
 
     return run
 
@@ -208,6 +219,14 @@ def test_where_the_trainer_has_failed_the_run_itself_nothing_is_the_machines_fau
     made, events = fail(status=1, head='{"state": "failed"}')
     assert made == ["ec2 modify-spot-fleet"]
     assert [event["name"] for event in events] == ["fleet-to-zero"]
+
+
+@pytest.mark.parametrize("fleet", ["sfr-1", "S-r1"])
+def test_a_machine_on_demand_ends_with_its_run(fail: Fail, root: Path, fleet: str) -> None:
+    (root / "fleet").write_text(f"{fleet}\n")
+    made, _ = fail(status=1, head='{"state": "finished"}', market="on-demand")
+    is_ended_by_its_group = fleet == "S-r1"
+    assert made[-1].startswith("autoscaling" if is_ended_by_its_group else "ec2 terminate")
 
 
 def test_a_cancelled_fleet_is_at_zero_already(fail: Fail, root: Path) -> None:

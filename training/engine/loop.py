@@ -92,7 +92,7 @@ class StageLoop:
             unread=lambda: self._learner.capture({}),
             is_sharded=self._learner.is_sharded,
             num_steps=self._plan.num_steps,
-            seconds_for=self._pace.seconds_for,
+            seconds_for=self._seconds_for,
         )
         self._steps = StepLog(context, stage, self._plan, position.stage_step)
 
@@ -233,6 +233,16 @@ class StageLoop:
         is_known = self._compiled.have(batch for _, batch in batches)
         return self._pace.longest_seconds if is_known else None
 
+    def _seconds_for(self, num_steps: int) -> float | None:
+        """Estimate the time of `num_steps` more steps, with what is evaluated between them.
+
+        Most attempts on Spot end before they have evaluated: earlier ones say how long it takes.
+        """
+        if (seconds := self._pace.seconds_for(num_steps)) is None:
+            return None
+        every = self._plan.steps_per_evaluation or self._plan.num_steps
+        return seconds + self._times.seconds_of_evaluations(num_steps / every)
+
     @property
     def _is_at_the_end(self) -> bool:
         return self._position.stage_step == self._plan.num_steps
@@ -280,6 +290,9 @@ class StageLoop:
             metrics=metrics,
             seconds=round(time.monotonic() - began, 4),
         )
+        seconds = time.monotonic() - began
+        self._times.add_evaluation(seconds)
+        self._pace.pass_over(seconds)
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])
         values = values or "nothing to evaluate: split 'validation' has no samples"
         _log.info("[%s] after %s: %s", self._stage.name, self._plan.describe(step), values)

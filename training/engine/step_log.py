@@ -73,6 +73,8 @@ class _StageTimes:
     computed_seconds: float = 0.0  # of these, the device worked on steps
     first_waited_seconds: float = 0.0  # before the first step of each attempt
     loader_seconds: float = 0.0  # that the workers had: their number x seconds
+    evaluations: float = 0.0
+    evaluated_seconds: float = 0.0  # of these, not of the steps
     sync_seconds: float = 0.0
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -205,7 +207,7 @@ class Pace:
         self._last_seconds = 0.0
         self._first_ended: float | None = None  # its compilation is not the pace
         self._num_steps = 0  # after the first
-        self._passing = 0.0  # seconds that these waited for a sync, which ends
+        self._passing = 0.0  # seconds that these waited for a sync, which ends, or evaluated
         self.longest_seconds: float | None = None  # of recent steps, waiting for data included
 
     def next(self, wait_seconds: float, *, is_arriving: bool = False) -> StepTime:
@@ -225,11 +227,15 @@ class Pace:
         return StepTime(seconds, share)
 
     def seconds_for(self, num_steps: int) -> float | None:
-        """Estimate the time of `num_steps` more steps, with evaluations and commits as so far."""
+        """Estimate the time of `num_steps` more steps, with commits as so far."""
         if self._first_ended is None or not self._num_steps:
             return None
         trained = time.monotonic() - self._first_ended - self._passing
         return trained / self._num_steps * num_steps
+
+    def pass_over(self, seconds: float) -> None:
+        """Leave out an evaluation, which is not part of the steps' pace."""
+        self._passing += seconds if self._first_ended is not None else 0.0
 
     def remember(self) -> None:
         """Count the step that has just ended as typical; slow ones are forgotten slowly."""
@@ -264,6 +270,15 @@ class TimesSoFar:
         times.loader_seconds += self._num_workers * time.seconds
         for part, seconds in made.items():
             setattr(times, f"{part}_seconds", times.by_part[part] + seconds)
+
+    def add_evaluation(self, seconds: float) -> None:
+        """Add an evaluation of the stage."""
+        self._times.evaluations += 1
+        self._times.evaluated_seconds += seconds
+
+    def seconds_of_evaluations(self, count: float) -> float:
+        """Estimate so many evaluations from those of all attempts; 0 before the first."""
+        return count * self._times.evaluated_seconds / max(1.0, self._times.evaluations)
 
     def to_json(self) -> dict[str, float]:
         """Return the times for a checkpoint's position, from which the next attempt goes on."""

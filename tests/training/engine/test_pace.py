@@ -45,6 +45,22 @@ def test_the_pace_leaves_out_what_steps_wait_while_the_dataset_arrives(
     assert pace.seconds_for(100) == pytest.approx(100 * (4 * 2 + 3) / 5)
 
 
+def test_evaluations_are_no_part_of_the_pace_and_known_from_earlier_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(step_log.time, "monotonic", lambda: now[0])
+    pace, times = Pace(), TimesSoFar({}, 0)
+    for _ in range(3):
+        now[0] += 10
+        pace.next(0.0)
+    now[0] += 600
+    pace.pass_over(600)
+    times.add_evaluation(600)
+    assert pace.seconds_for(7) == pytest.approx(70)
+    assert TimesSoFar(times.to_json(), 0).seconds_of_evaluations(0.5) == pytest.approx(300)
+
+
 def test_a_finished_run_says_what_it_was_bound_by(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -321,12 +321,7 @@ def acquire(
     A candidate takes over at once if the head is released, else once its ETag has not changed for
     one TTL by this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
-    if Head.read(store) is None and store.sizes(CHECKPOINTS) and Head.read(store) is None:
-        # A new run would delete checkpoints that no head names.
-        raise UserError(
-            f"{store.uri} has checkpoints but no {HEAD}; restore its last version, "
-            "or use another run URI"
-        )
+    _refuse_headless(store)
     seen: str | None = None
     announced_generation = 0
     since = time.monotonic()
@@ -364,12 +359,23 @@ _POLL_SECONDS = 1.0
 _MARKS = 60
 
 
+def _refuse_headless(store: Store) -> None:
+    """Raise UserError if the run's head is gone: a new one would give up what it named."""
+    if Head.read(store) is None and store.sizes(CHECKPOINTS) and Head.read(store) is None:
+        raise UserError(
+            f"{store.uri} has checkpoints but no {HEAD}; restore its last version, "
+            "or use another run URI"
+        )
+
+
 def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
     """Mark a run failed without holding its lease; a finished run stays finished."""
     for _ in range(_MARKS):
         head, etag = Head.find(store)
         if head and head.is_ended:
             return head
+        if head is None:
+            _refuse_headless(store)
         base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
         failed = replace(base, nonce=new_nonce(), state="failed", reason=reason)
         try:

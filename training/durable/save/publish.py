@@ -290,6 +290,7 @@ class CheckpointPublisher:
         self.events.emit(
             "committed",
             "ok",
+            generation=self.lease.head.generation,
             step=save.entry.step,
             kind=save.entry.kind,
             seconds=round(save.cost.seconds, 4),

@@ -145,6 +145,14 @@ def test_marking_failed_shuts_the_holder_out_and_spares_a_finished_run(tmp_path:
     assert isinstance(head, Head) and head.state == "finished"
 
 
+def test_fails_to_mark_a_run_failed_whose_head_is_gone(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.put(f"checkpoints/{entry(1).name}/state.json", b"{}")
+    with pytest.raises(UserError, match=r"no head\.json; restore its last version"):
+        mark_failed(store, "run-1", "i-2", "training failed (exit status 2)")
+    assert Head.read(store) is None, "a new head would name no checkpoint of the old one"
+
+
 def edited_head(path: str = "", value: object = None) -> bytes:
     """A head with one checkpoint of one file, and another value at a path of the JSON."""
     file = FileEntry(name="state.json", bytes=2, sha256="ab", part_bytes=8)

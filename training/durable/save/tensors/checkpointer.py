@@ -341,6 +341,8 @@ class Checkpointer:
         write.start()
         self._await(write)
         write.blocked_seconds = time.monotonic() - write.began
+        # The next interval counts from here: a save longer than that would follow each step.
+        self.schedule.start_other()
         self._collect()
         with self._lock:
             self._staged = None  # older than what is committed

@@ -22,6 +22,10 @@ from training.durable.save.tensors.state import LiveState
 
 _log = logging.getLogger(__name__)
 
+# How much of the time since the last save a commit before long work may take. Large states take
+# minutes where each step is long: one before every step would take nearly all of the time.
+_SHARE = 0.1
+
 
 class CheckpointPolicy:
     """Decides what one stage saves. Ranks above 0 have no checkpointer, and follow."""
@@ -68,7 +72,10 @@ class CheckpointPolicy:
         return self.lead(lambda checkpointer: self._save_if_due(checkpointer, position))
 
     def protect(self, position: Position, work: Work) -> None:
-        """Stage a copy, or else commit, before work during which a notice could not be answered."""
+        """Stage a copy before work during which a notice could not be answered.
+
+        Where memory holds none, commit, but not so often that this is what training waits for.
+        """
         self.lead(lambda checkpointer: self._protect(checkpointer, position, work))
 
     def save_stage_end(self, position: Position) -> None:
@@ -156,7 +163,9 @@ class CheckpointPolicy:
     def _protect(self, checkpointer: Checkpointer, position: Position, work: Work) -> None:
         if not self._context.supervisor.long_work.is_long(work) or checkpointer.holds(position):
             return
-        if not checkpointer.stage(self.request(position, "emergency")):
+        if checkpointer.stage(request := self.request(position, "emergency")):
+            return
+        if checkpointer.estimate(request).seconds <= _SHARE * checkpointer.schedule.since_last:
             checkpointer.save(self.request(position, "periodic"))
 
 

@@ -67,6 +67,11 @@ class Schedule:
         """Seconds that the run has trained by now, over all attempts."""
         return self._spent_seconds + time.monotonic() - self._began
 
+    @property
+    def since_last(self) -> float:
+        """Seconds since the last save started, or this attempt."""
+        return time.monotonic() - self._last_started
+
     def is_due(
         self,
         position: Position,
@@ -89,7 +94,7 @@ class Schedule:
             return True
         interval = self._interval
         if interval.unit in ("s", "auto"):
-            return not is_saving and time.monotonic() - self._last_started >= self._seconds
+            return not is_saving and self.since_last >= self._seconds
         if interval.unit == "steps":
             return position.step % interval.value == 0
         epochs, rest = divmod(position.stage_step, steps_per_epoch)

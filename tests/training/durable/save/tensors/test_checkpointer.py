@@ -1,6 +1,7 @@
 """Saves run behind the training, one at a time, and are published whole or not at all."""
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from tests.training.save_scene import Scene
 from training.durable.errors import RunFailedError
 from training.durable.record.head import Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
+from training.durable.save.publish import Cost
 from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.resume import CheckpointContent
@@ -291,6 +293,37 @@ def test_a_state_that_memory_cannot_hold_twice_is_streamed(
     monkeypatch.setattr(HostCopies, "spare_bytes", 600 * 1024 * 1024 - 4000)
     scene.begin(2)
     assert scene.checkpointer.is_saving
+
+
+def test_without_memory_for_a_copy_long_work_waits_for_a_commit_now_and_then(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostCopies, "spare_bytes", sys.maxsize)
+    policy = CheckpointPolicy(
+        scene.context, scene.checkpointer, 100, lambda: scene.capture(4), is_sharded=False
+    )
+    scene.checkpointer.last_cost = Cost(bytes=4000, save_seconds=60.0, upload_seconds=1940.0)
+    for seconds, commits in ((100.0, 0), (25_000.0, 1)):
+        scene.schedule._last_started = time.monotonic() - seconds
+        policy.protect(scene.position(4), "compilation")
+        assert len(scene.committed()) == commits, f"2,000 s to save, {seconds:.0f} after the last"
+
+
+def test_after_a_save_that_stopped_training_a_whole_interval_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, "600s")
+    monkeypatch.setattr(HostCopies, "spare_bytes", sys.maxsize)
+    scene.store.bytes_per_second = 1.0
+
+    def pass_time(seconds: float) -> None:
+        scene.schedule._last_started -= seconds
+
+    scene.store.pass_time = pass_time
+    scene.begin(1)
+    scene.context.metrics.close()
+    assert scene.committed() == [(1, 1.0)], "after 4,000 s"
+    assert not scene.is_due(scene.position(2), 100)
 
 
 def test_a_new_best_is_due_at_once_and_marked(scene: Scene) -> None:
