@@ -1,4 +1,5 @@
-"""Hugging Face models with the same operations: GPT-NeoX, Llama with biases, Mixtral without.
+"""Hugging Face models with the same operations: GPT-NeoX, Llama with biases, and without them
+Mixtral and, where dense blocks lie between those of experts, Qwen2-MoE.
 
 python -m training.workloads.growth.hugging_face FOLDER weights.safetensors
 python -m training run --workload growth --init-from weights.safetensors ...
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from contract.errors import Exit, UserError
-from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.config import Block, DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.model import LanguageModel
 
 # Kind -> the phase that it becomes, and the defaults of transformers for its config.
@@ -47,6 +48,7 @@ _DENSE = {
 }
 _ROUTER = {"block_sparse_moe.gate": "ffn.router"}
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"}
+_OF_QWEN = {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,11 +188,14 @@ def write_hugging_face(m: nn.Module, out: Path) -> None:
         about, found = _llama(c, state)
     elif kinds == {ExpertBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
         about, found = _mixtral(c, state)
+    elif kinds == {DenseBlock, ExpertBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
+        about, found = _qwen2_moe(c, state)
     else:
         raise UserError(
             f"Hugging Face has no model of {c.norm} norms, {c.activation} and "
             f"{' and '.join(sorted(kind.__name__ for kind in kinds))}s: dense blocks export with "
-            "norm=layer activation=gelu or norm=rms activation=swiglu, experts with the latter"
+            "norm=layer activation=gelu or norm=rms activation=swiglu, experts, and dense blocks "
+            "between them, with the latter"
         )
     common = {
         "vocab_size": c.vocab_size,
@@ -233,7 +238,7 @@ def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], 
     return {
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
-        "intermediate_size": _hidden(c),
+        "intermediate_size": _hidden(c.blocks),
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": False,
@@ -251,32 +256,74 @@ def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], 
 def _llama(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     biases = {"attention_bias": True, "mlp_bias": True}
     about = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    return {**about, **_rms(c), **biases}, _renamed(c, state, _LAYER | _DENSE)
+    return {**about, **_rms(c.blocks), **biases}, _renamed(c, state, _LAYER | _DENSE)
 
 
 def _mixtral(
     c: ModelConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
-        raise UserError(
-            f"Mixtral has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
-            "with --override has_biases=false, or export the dense phase as Llama, which has biases"
-        )
-    weights = {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
-    found, block = _renamed(c, weights, _LAYER | _ROUTER), c.blocks[0]
-    assert isinstance(block, ExpertBlock)
-    for number in range(len(c.blocks)):
-        experts = f"model.layers.{number}.block_sparse_moe.experts"
-        for theirs, ours in _OF_EXPERT.items():
-            for expert, weight in enumerate(state[f"blocks.{number}.ffn.experts.{ours}_weight"]):
-                found[f"{experts}.{expert}.{theirs}.weight"] = weight
+    found = _renamed(c, _without_biases(state, "Mixtral"), _LAYER | _ROUTER)
+    block = _experts(c, state, found, "block_sparse_moe", _OF_EXPERT)
     return {
         "model_type": "mixtral",
         "architectures": ["MixtralForCausalLM"],
         "num_local_experts": block.num_experts,
         "num_experts_per_tok": block.top_k,
-        **_rms(c),
+        **_rms([block]),
     }, found
+
+
+def _qwen2_moe(
+    c: ModelConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    router = {"mlp.gate": "ffn.router"}
+    found = _renamed(c, _without_biases(state, "Qwen2-MoE"), _LAYER | _DENSE | router)
+    block = _experts(c, state, found, "mlp", _OF_QWEN)
+    dense = [number for number, each in enumerate(c.blocks) if isinstance(each, DenseBlock)]
+    for number in sorted({*range(len(c.blocks))} - {*dense}):
+        # There, one more expert sees each token; of weights 0, it adds nothing.
+        shared, none = f"model.layers.{number}.mlp.shared_expert", torch.zeros(1, c.width)
+        found[f"{shared}_gate.weight"] = none
+        found |= {f"{shared}.{name}.weight": none for name in ("gate_proj", "up_proj")}
+        found[f"{shared}.down_proj.weight"] = none.T
+    return {
+        "model_type": "qwen2_moe",
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "num_experts": block.num_experts,
+        "num_experts_per_tok": block.top_k,
+        "norm_topk_prob": True,
+        "mlp_only_layers": dense,
+        **_rms([c.blocks[number] for number in dense]),
+        "moe_intermediate_size": block.hidden,
+        "shared_expert_intermediate_size": 1,
+        "qkv_bias": False,
+    }, found
+
+
+def _without_biases(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
+        raise UserError(
+            f"{kind} has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
+            "with --override has_biases=false, or export the dense phase as Llama, which has biases"
+        )
+    return {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
+
+
+def _experts(
+    c: ModelConfig,
+    state: Mapping[str, Tensor],
+    found: dict[str, Tensor],
+    place: str,
+    names: Mapping[str, str],
+) -> ExpertBlock:
+    """Add the weights of the experts; return a block of experts, all of one size."""
+    blocks = {n: block for n, block in enumerate(c.blocks) if isinstance(block, ExpertBlock)}
+    for number in blocks:
+        for theirs, ours in names.items():
+            for expert, weight in enumerate(state[f"blocks.{number}.ffn.experts.{ours}_weight"]):
+                found[f"model.layers.{number}.{place}.experts.{expert}.{theirs}.weight"] = weight
+    _hidden([*blocks.values()])
+    return next(iter(blocks.values()))
 
 
 def _renamed(
@@ -294,12 +341,12 @@ def _renamed(
     return found
 
 
-def _rms(c: ModelConfig) -> dict[str, Any]:
-    return {"intermediate_size": _hidden(c), "hidden_act": "silu", "rms_norm_eps": 1e-5}
+def _rms(blocks: Sequence[Block]) -> dict[str, Any]:
+    return {"intermediate_size": _hidden(blocks), "hidden_act": "silu", "rms_norm_eps": 1e-5}
 
 
-def _hidden(c: ModelConfig) -> int:
-    sizes = {block.hidden for block in c.blocks}
+def _hidden(blocks: Sequence[Block]) -> int:
+    sizes = {block.hidden for block in blocks}
     if len(sizes) > 1:
         raise UserError(f"blocks have {sorted(sizes)} hidden units: Hugging Face supports only one")
     return sizes.pop()

@@ -14,9 +14,13 @@ DIFFICULTIES, SAMPLINGS = ("easy", "hard"), ("uniform", "segments")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipOptions:
-    """Options `--override name=value` for `data make` (the first) and `data import` (others)."""
+    """Options `--override name=value` for `data make` (the first two) and `data import` (all but
+    the first).
+    """
 
     difficulty: str = "easy"
+    # Of each class, where the source has no validation of its own.
+    validation_share: float = 0.1
     # Frames evenly from the entire video, or one per segment: for training, a random one.
     sampling: str = "uniform"
     # UCF-101's or Kinetics' lists, separated by commas: the files to take for each split.
@@ -27,9 +31,11 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_choice("difficulty", self.difficulty, DIFFICULTIES)
         check_choice("sampling", self.sampling, SAMPLINGS)
-        check_fields(self, below_1=("left_out_share",))
+        check_fields(self, below_1=("left_out_share", "validation_share"))
 
 
+# Baselines that may have no epochs.
+_LEFT_OUT = frozenset({"time_average_epochs", "shuffled_epochs"})
 # The baseline's first layer has half its width, in four groups.
 _BASELINE_MULTIPLE = 8
 _SETTINGS = Settings(
@@ -61,6 +67,7 @@ class RecipeConfig:
     dropout: float = 0.1
 
     # Baselines: the accuracy of less than the entire clip. They take over half of a run's time.
+    # Without epochs, this one and `shuffled` are left out.
     baselines: bool = True
     time_average_epochs: int = 16
     baseline_width: int = 24
@@ -85,12 +92,13 @@ class RecipeConfig:
         if len(set(self.class_names)) < 2 or not all(self.class_names):
             raise ValueError(f"classes is {self.classes!r}; use two or more names with commas")
         check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
-        epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
+        epochs = {field.name for field in fields(self) if field.name.endswith("epochs")}
+        always = ("num_threads", "num_shards", "width", "num_layers", "num_heads")
         check_fields(
             self,
             at_least={
-                1: ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs),
-                0: ("position_weight", "place_weight", "weight_decay"),
+                1: (*always, *sorted(epochs - _LEFT_OUT)),
+                0: ("position_weight", "place_weight", "weight_decay", *(epochs & _LEFT_OUT)),
                 _BASELINE_MULTIPLE: ("baseline_width",),
             },
             above_0=("learning_rate",),
@@ -125,6 +133,9 @@ class TrajectoryConfig(RecipeConfig):
     grid: int = 8
     # Channels of a small path, trained on the pixels alongside them; 0: no path.
     pixel_width: int = 0
+    # For a few hundred clips: the head begins by looking where something moves, and is told how
+    # the path bends. Frozen in a run: the weights are of one kind or the other.
+    is_guided: bool = False
 
     # More baselines: where a tracker finds the ball, one frame, and frames in random order.
     tracker_epochs: int = 16
@@ -148,6 +159,18 @@ class TrajectoryConfig(RecipeConfig):
 def laptop() -> TrajectoryConfig:
     """Train on about a thousand clips on one CPU thread, in about a minute."""
     return TrajectoryConfig()
+
+
+def demo() -> TrajectoryConfig:
+    """Train on 150 clips on one CPU thread, in half a minute, with a tracker and a single frame."""
+    return replace(
+        laptop(),
+        is_guided=True,
+        time_average_epochs=0,
+        shuffled_epochs=0,
+        tracker_epochs=11,
+        settings=replace(_SETTINGS, epochs=11),
+    )
 
 
 def full() -> TrajectoryConfig:

@@ -227,6 +227,12 @@ _CELL_WIDTH, _NUM_SEEN = 64, 16
 # A cell's outputs: how likely the ball is there, where within it (x, y), and what is seen there.
 NUM_TOLD = 3 + _NUM_SEEN
 _FLOOR = 0.01
+# How a path bends: its change of step (x, y), speed, turn, and distance from its middle.
+_NUM_BENDS = 5
+# How much a cell's motion counts at first: this times the logarithm of its mean square.
+_MOTION_GAIN = 2.0
+# How near to the true places, in half frames: 2 px.
+_NEAR = 0.06
 
 
 class TimeTransformer(nn.Module):
@@ -269,13 +275,24 @@ class PlaceTransformer(TimeTransformer):
 
     The expected place is the spatial softmax of Finn et al. 2016 (arXiv:1509.06113) over a grid
     of cells, each of which says how likely the ball is there, where within, and what is seen.
+    If it `is_guided`, it is also told how the path bends, which few clips do not teach it.
     """
 
-    def __init__(self, c: RecipeConfig, *, num_frames: int, num_layers: int) -> None:
-        super().__init__(c, num_inputs=5 + _NUM_SEEN, num_frames=num_frames, num_layers=num_layers)
+    def __init__(
+        self, c: RecipeConfig, *, num_frames: int, num_layers: int, is_guided: bool = False
+    ) -> None:
+        num_inputs = 5 + _NUM_SEEN + _NUM_BENDS * is_guided
+        super().__init__(c, num_inputs=num_inputs, num_frames=num_frames, num_layers=num_layers)
+        self.is_guided = is_guided
 
-    def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Map each cell's NUM_TOLD numbers to class logits, futures and places (B, T, 2)."""
+    def tell_cells(
+        self, told_BTGE: Tensor, true_BT2: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Map each cell's NUM_TOLD numbers to class logits, futures and places (B, T, 2).
+
+        Given the true places, class and futures are those of a path near them, so that they can be
+        learned before the ball is found; the places are still those found.
+        """
         side = math.isqrt(told_BTGE.shape[2])
         centers_G2 = cell_centers(side, told_BTGE.device)
         heat_BTG1, within_BTG2, seen_BTGS = torch.split(told_BTGE.float(), [1, 2, _NUM_SEEN], -1)
@@ -283,9 +300,27 @@ class PlaceTransformer(TimeTransformer):
         place_BT2 = (share_BTG1 * (centers_G2 + within_BTG2 * 2.0 / side)).sum(dim=2)
         sure_BT1 = share_BTG1.square().sum(dim=2)
         seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
-        step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
-        tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
-        return *self.outputs(tokens_BTE, place_BT2), place_BT2
+        path_BT2 = place_BT2
+        if true_BT2 is not None:
+            near_BT2 = true_BT2 + _NEAR * torch.randn_like(true_BT2)
+            path_BT2 = torch.where(true_BT2.isnan(), place_BT2, near_BT2)
+        step_BT2 = F.pad(path_BT2[:, 1:] - path_BT2[:, :-1], (0, 0, 1, 0))
+        tokens = [2.0 * path_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS]
+        if self.is_guided:
+            tokens += _bends(path_BT2, step_BT2)
+        return *self.outputs(torch.cat(tokens, dim=-1), path_BT2), place_BT2
+
+
+def _bends(place_BT2: Tensor, step_BT2: Tensor) -> list[Tensor]:
+    """Return how a path bends at each frame, in _NUM_BENDS numbers of about 1."""
+    before_BT2 = F.pad(step_BT2[:, :-1], (0, 0, 1, 0))
+    cross_BT = before_BT2[..., 0] * step_BT2[..., 1] - before_BT2[..., 1] * step_BT2[..., 0]
+    turn_BT = torch.atan2(cross_BT, (before_BT2 * step_BT2).sum(dim=2) + 1e-3)
+    away_BT2 = place_BT2 - place_BT2.mean(dim=1, keepdim=True)
+    # A gradient of a length of zero would be NaN.
+    speed_BT, away_BT = ((v_BT2.square().sum(2) + 1e-6).sqrt() for v_BT2 in (step_BT2, away_BT2))
+    lengths_BT3 = torch.stack([8.0 * speed_BT, turn_BT, 2.0 * away_BT], dim=2)
+    return [8.0 * (step_BT2 - before_BT2), lengths_BT3]
 
 
 class _TransformerHead(PlaceTransformer):
@@ -298,7 +333,8 @@ class _TransformerHead(PlaceTransformer):
     network sees each cell's features, their difference from the clip's own background, and those of
     its neighbours. With `pixel_width`, a light path is also trained on the pixels and their change
     since the previous frame: fast motion is seen on a finer grid, as in SlowFast networks
-    (Feichtenhofer et al. 2019, arXiv:1812.03982).
+    (Feichtenhofer et al. 2019, arXiv:1812.03982). A guided head begins by looking where the
+    features differ most from the background.
     """
 
     feature_mean_GC: Tensor
@@ -306,7 +342,9 @@ class _TransformerHead(PlaceTransformer):
     motion_std_C: Tensor
 
     def __init__(self, c: TrajectoryConfig, *, num_frames: int) -> None:
-        super().__init__(c, num_frames=num_frames, num_layers=c.num_layers)
+        super().__init__(
+            c, num_frames=num_frames, num_layers=c.num_layers, is_guided=c.is_guided
+        )
         channels = CHANNELS[c.backbone_layer]
         self.register_buffer("feature_mean_GC", torch.zeros(c.grid**2, channels))
         self.register_buffer("feature_std_GC", torch.ones(c.grid**2, channels))
@@ -316,6 +354,7 @@ class _TransformerHead(PlaceTransformer):
         self.around = nn.Conv2d(_CELL_WIDTH, _CELL_WIDTH, 3, padding=1)
         self.tell_cell = nn.Conv2d(_CELL_WIDTH, NUM_TOLD, 1)
         self.on_pixels = _pixel_path(c.pixel_width) if c.pixel_width else None
+        self.motion_gain = nn.Parameter(torch.tensor(_MOTION_GAIN)) if c.is_guided else None
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
@@ -327,7 +366,10 @@ class _TransformerHead(PlaceTransformer):
         self.motion_std_C.copy_(motion_NTGC.flatten(0, 2).std(dim=0) + _FLOOR)
 
     def forward(
-        self, features_BTGC: Tensor, frames_BTHW3: Tensor | None = None
+        self,
+        features_BTGC: Tensor,
+        frames_BTHW3: Tensor | None = None,
+        true_BT2: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         side, features_BTGC = self.grid, features_BTGC.float()
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
@@ -342,8 +384,16 @@ class _TransformerHead(PlaceTransformer):
             seen_NDHW = self.on_pixels(_pixels_and_change(frames_BTHW3))
             x_NDHW = F.interpolate(x_NDHW, size=seen_NDHW.shape[2:], mode="bilinear") + seen_NDHW
         x_NDHW = x_NDHW + F.gelu(self.around(x_NDHW))
-        told_NGE = self.tell_cell(x_NDHW).flatten(2).transpose(1, 2)
-        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:2], -1, NUM_TOLD))
+        told_NEHW = self.tell_cell(x_NDHW)
+        if self.motion_gain is not None:
+            heat_BTG = (motion_BTGC.square().mean(dim=3) + _FLOOR).log()
+            heat_N1HW = heat_BTG.view(-1, 1, side, side)
+            if self.on_pixels is not None:
+                heat_N1HW = F.interpolate(heat_N1HW, size=told_NEHW.shape[2:], mode="bilinear")
+            told_N1HW, others = told_NEHW[:, :1] + self.motion_gain * heat_N1HW, told_NEHW[:, 1:]
+            told_NEHW = torch.cat([told_N1HW, others], dim=1)
+        told_NGE = told_NEHW.flatten(2).transpose(1, 2)
+        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:2], -1, NUM_TOLD), true_BT2)
 
 
 def _pixel_path(width: int) -> nn.Sequential:
@@ -449,8 +499,8 @@ class TrainClipClassifier(ClipEvaluation):
         """Check the splits."""
         data = open_dataset(i.dataset.folder)
         failures = [failure for split in data.splits for failure in split_failures(data, split)]
-        facts = {"train_clips": len(data.splits["train"]), "chance": 1.0 / len(self.classes)}
-        return Start(failures=failures, facts=facts)
+        num_clips = {f"{split}_clips": len(data.splits[split]) for split in ("train", "validation")}
+        return Start(failures=failures, facts={**num_clips, "chance": 1.0 / len(self.classes)})
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """Return AdamW without weight decay for biases, norms and scalars."""
@@ -530,6 +580,10 @@ class TrainHead(TrainTimeTransformer):
 
     def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
         return tuple(each.float() for each in m(b["x"], b.get("frames")))
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        true_BT2 = b["places"] if self.config.is_guided else None
+        return self.loss_of(b, *(each.float() for each in m(b["x"], b.get("frames"), true_BT2)))
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""
