@@ -121,19 +121,12 @@ def _check_link(source: Path, path: Path) -> None:
 
 def _listed(source: Path) -> Iterator[Path]:
     """Yield the files by relative path: in a git repository those that git does not ignore."""
-    command = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = _git(source, command)
-    if done is None:
-        yield from _walked(source)
-        return
-    if done.returncode != 0:
-        message = os.fsdecode(done.stderr).strip()
-        if "not a git repository" not in message:
-            raise UserError(f"source is {str(source)!r}, whose files git does not list: {message}")
-        yield from _walked(source)
-        return
-    if not done.stdout and _is_ignored(source):
-        # Another repository ignores this folder, as a build folder, so it lists none of its files.
+    done = _git(source, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    message = os.fsdecode(done.stderr).strip() if done else "not a git repository"
+    if (done is None or done.returncode) and "not a git repository" not in message:
+        raise UserError(f"source is {str(source)!r}, whose files git does not list: {message}")
+    # Another repository may ignore this folder, as a build folder, so it lists none of its files.
+    if done is None or done.returncode or (not done.stdout and _is_ignored(source)):
         yield from _walked(source)
         return
     for raw in filter(None, set(done.stdout.split(b"\0"))):
@@ -180,10 +173,9 @@ def _git(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[
     # A git hook, for example, would pass on the settings of another repository.
     clean = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     clean["LC_ALL"] = "C"
+    command = ["git", *arguments]
     try:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, env=clean, capture_output=True, check=False
-        )
+        return subprocess.run(command, cwd=folder, env=clean, capture_output=True, check=False)
     except FileNotFoundError:
         return None
 

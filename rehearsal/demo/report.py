@@ -156,13 +156,13 @@ def _result(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _meaning(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Say what an accuracy is a share of, and what a guess has."""
-    held_out = [(n, kind) for kind, n in facts.items() if kind.startswith("validation_")]
-    if "chance" not in facts or not held_out:
+    """Say what an accuracy is a share of, and what a guess has, as far as these are known."""
+    parts = ((*name.partition("_"), number) for name, number in facts.items())
+    of = {split: f"{number:g} {what}" for split, _, what, number in parts}
+    if not of.keys() >= {"train", "validation", "chance"}:
         return []
-    num, kind = held_out[0]
-    what = f"the share classified right of {num:g} {kind.removeprefix('validation_')} held out"
-    return [("which means", f"{what} of training; a guess has {facts['chance']:.3f}")]
+    what = f"of {of['validation']} held out of the training on {of['train']}, the share classified"
+    return [("which means", f"{what} right; a guess has {facts['chance']:.3f}")]
 
 
 def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -103,11 +103,11 @@ class DemoDefaults:
 DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
     {
         "trajectory": DemoDefaults(
-            count=220,
+            count=264,
             checkpoint_interval="2epochs",
             interruptions=("notice:tracker:60", "kill:head:60"),
             recipe="demo",
-            data=("--override", "validation_share=0.2"),
+            data=("--override", "validation_share=0.3"),
         ),
         "growth": DemoDefaults(
             count=12000,

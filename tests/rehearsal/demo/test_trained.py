@@ -240,5 +240,5 @@ def test_a_workload_of_one_s_own_loses_two_machines_in_its_last_stage() -> None:
 
 
 def test_the_count_of_each_known_workload_is_shown() -> None:
-    shown = "default: 220 for trajectory, 12000 for growth, 1200 for imagenet, 60 for detection"
+    shown = "default: 264 for trajectory, 12000 for growth, 1200 for imagenet, 60 for detection"
     assert by_workload("count") == shown

@@ -48,7 +48,9 @@ _DENSE = {
 }
 _ROUTER = {"block_sparse_moe.gate": "ffn.router"}
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"}
-_OF_QWEN = {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
+# An architecture's name, where its experts are, and the names of their layers.
+_MIXTRAL = ("Mixtral", "block_sparse_moe", _OF_EXPERT)
+_QWEN = ("Qwen2-MoE", "mlp", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,10 +188,8 @@ def write_hugging_face(m: nn.Module, out: Path) -> None:
         about, found = _neox(c, state)
     elif kinds == {DenseBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
         about, found = _llama(c, state)
-    elif kinds == {ExpertBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
-        about, found = _mixtral(c, state)
-    elif kinds == {DenseBlock, ExpertBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
-        about, found = _qwen2_moe(c, state)
+    elif ExpertBlock in kinds and (c.norm, c.activation) == ("rms", "swiglu"):
+        about, found = _sparse(c, state)
     else:
         raise UserError(
             f"Hugging Face has no model of {c.norm} norms, {c.activation} and "
@@ -259,71 +259,44 @@ def _llama(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any],
     return {**about, **_rms(c.blocks), **biases}, _renamed(c, state, _LAYER | _DENSE)
 
 
-def _mixtral(
+def _sparse(
     c: ModelConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    found = _renamed(c, _without_biases(state, "Mixtral"), _LAYER | _ROUTER)
-    block = _experts(c, state, found, "block_sparse_moe", _OF_EXPERT)
-    return {
-        "model_type": "mixtral",
-        "architectures": ["MixtralForCausalLM"],
-        "num_local_experts": block.num_experts,
-        "num_experts_per_tok": block.top_k,
-        **_rms([block]),
-    }, found
-
-
-def _qwen2_moe(
-    c: ModelConfig, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    router = {"mlp.gate": "ffn.router"}
-    found = _renamed(c, _without_biases(state, "Qwen2-MoE"), _LAYER | _DENSE | router)
-    block = _experts(c, state, found, "mlp", _OF_QWEN)
-    dense = [number for number, each in enumerate(c.blocks) if isinstance(each, DenseBlock)]
-    for number in sorted({*range(len(c.blocks))} - {*dense}):
-        # There, one more expert sees each token; of weights 0, it adds nothing.
-        shared, none = f"model.layers.{number}.mlp.shared_expert", torch.zeros(1, c.width)
-        found[f"{shared}_gate.weight"] = none
-        found |= {f"{shared}.{name}.weight": none for name in ("gate_proj", "up_proj")}
-        found[f"{shared}.down_proj.weight"] = none.T
-    return {
-        "model_type": "qwen2_moe",
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "num_experts": block.num_experts,
-        "num_experts_per_tok": block.top_k,
-        "norm_topk_prob": True,
-        "mlp_only_layers": dense,
-        **_rms([c.blocks[number] for number in dense]),
-        "moe_intermediate_size": block.hidden,
-        "shared_expert_intermediate_size": 1,
-        "qkv_bias": False,
-    }, found
-
-
-def _without_biases(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """Return a Mixtral or, if dense blocks lie between those of experts, a Qwen2-MoE."""
+    blocks = {n: block for n, block in enumerate(c.blocks) if isinstance(block, ExpertBlock)}
+    dense, block = [n for n in range(len(c.blocks)) if n not in blocks], next(iter(blocks.values()))
+    kind, place, names = _QWEN if dense else _MIXTRAL
     if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
         raise UserError(
             f"{kind} has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
             "with --override has_biases=false, or export the dense phase as Llama, which has biases"
         )
-    return {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
-
-
-def _experts(
-    c: ModelConfig,
-    state: Mapping[str, Tensor],
-    found: dict[str, Tensor],
-    place: str,
-    names: Mapping[str, str],
-) -> ExpertBlock:
-    """Add the weights of the experts; return a block of experts, all of one size."""
-    blocks = {n: block for n, block in enumerate(c.blocks) if isinstance(block, ExpertBlock)}
-    for number in blocks:
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
+    found = _renamed(c, weights, _LAYER | _DENSE | {f"{place}.gate": "ffn.router"})
+    for new, number in ((f"model.layers.{number}.{place}", number) for number in blocks):
         for theirs, ours in names.items():
-            for expert, weight in enumerate(state[f"blocks.{number}.ffn.experts.{ours}_weight"]):
-                found[f"model.layers.{number}.{place}.experts.{expert}.{theirs}.weight"] = weight
-    _hidden([*blocks.values()])
-    return next(iter(blocks.values()))
+            of_all = state[f"blocks.{number}.ffn.experts.{ours}_weight"]
+            found |= {f"{new}.experts.{n}.{theirs}.weight": each for n, each in enumerate(of_all)}
+            if dense:  # a Qwen2-MoE has one more expert for all tokens; of zeros, it adds nothing
+                one = of_all[0, :, :1] if ours == "down" else of_all[0, :1]
+                found[f"{new}.shared_expert.{theirs}.weight"] = torch.zeros_like(one)
+                found[f"{new}.shared_expert_gate.weight"] = torch.zeros(1, c.width)
+    about = {"num_experts_per_tok": block.top_k, **_rms([*blocks.values()])}
+    if not dense:
+        named = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+        return {**named, "num_local_experts": block.num_experts, **about}, found
+    return {
+        "model_type": "qwen2_moe",
+        "architectures": ["Qwen2MoeForCausalLM"],
+        **about,
+        "num_experts": block.num_experts,
+        "norm_topk_prob": True,
+        "mlp_only_layers": dense,
+        "intermediate_size": _hidden([c.blocks[n] for n in dense]),
+        "moe_intermediate_size": block.hidden,
+        "shared_expert_intermediate_size": 1,
+        "qkv_bias": False,
+    }, found
 
 
 def _renamed(

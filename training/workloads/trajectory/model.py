@@ -231,8 +231,6 @@ _FLOOR = 0.01
 _NUM_BENDS = 5
 # How much a cell's motion counts at first: this times the logarithm of its mean square.
 _MOTION_GAIN = 2.0
-# How near to the true places, in half frames: 2 px.
-_NEAR = 0.06
 
 
 class TimeTransformer(nn.Module):
@@ -278,21 +276,13 @@ class PlaceTransformer(TimeTransformer):
     If it `is_guided`, it is also told how the path bends, which few clips do not teach it.
     """
 
-    def __init__(
-        self, c: RecipeConfig, *, num_frames: int, num_layers: int, is_guided: bool = False
-    ) -> None:
-        num_inputs = 5 + _NUM_SEEN + _NUM_BENDS * is_guided
+    def __init__(self, c: RecipeConfig, *, num_frames: int, num_layers: int) -> None:
+        num_inputs = 5 + _NUM_SEEN + _NUM_BENDS * c.is_guided
         super().__init__(c, num_inputs=num_inputs, num_frames=num_frames, num_layers=num_layers)
-        self.is_guided = is_guided
+        self.is_guided = c.is_guided
 
-    def tell_cells(
-        self, told_BTGE: Tensor, true_BT2: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Map each cell's NUM_TOLD numbers to class logits, futures and places (B, T, 2).
-
-        Given the true places, class and futures are those of a path near them, so that they can be
-        learned before the ball is found; the places are still those found.
-        """
+    def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Map each cell's NUM_TOLD numbers to class logits, futures and places (B, T, 2)."""
         side = math.isqrt(told_BTGE.shape[2])
         centers_G2 = cell_centers(side, told_BTGE.device)
         heat_BTG1, within_BTG2, seen_BTGS = torch.split(told_BTGE.float(), [1, 2, _NUM_SEEN], -1)
@@ -300,15 +290,11 @@ class PlaceTransformer(TimeTransformer):
         place_BT2 = (share_BTG1 * (centers_G2 + within_BTG2 * 2.0 / side)).sum(dim=2)
         sure_BT1 = share_BTG1.square().sum(dim=2)
         seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
-        path_BT2 = place_BT2
-        if true_BT2 is not None:
-            near_BT2 = true_BT2 + _NEAR * torch.randn_like(true_BT2)
-            path_BT2 = torch.where(true_BT2.isnan(), place_BT2, near_BT2)
-        step_BT2 = F.pad(path_BT2[:, 1:] - path_BT2[:, :-1], (0, 0, 1, 0))
-        tokens = [2.0 * path_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS]
+        step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
+        tokens = [2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS]
         if self.is_guided:
-            tokens += _bends(path_BT2, step_BT2)
-        return *self.outputs(torch.cat(tokens, dim=-1), path_BT2), place_BT2
+            tokens += _bends(place_BT2, step_BT2)
+        return *self.outputs(torch.cat(tokens, dim=-1), place_BT2), place_BT2
 
 
 def _bends(place_BT2: Tensor, step_BT2: Tensor) -> list[Tensor]:
@@ -342,9 +328,7 @@ class _TransformerHead(PlaceTransformer):
     motion_std_C: Tensor
 
     def __init__(self, c: TrajectoryConfig, *, num_frames: int) -> None:
-        super().__init__(
-            c, num_frames=num_frames, num_layers=c.num_layers, is_guided=c.is_guided
-        )
+        super().__init__(c, num_frames=num_frames, num_layers=c.num_layers)
         channels = CHANNELS[c.backbone_layer]
         self.register_buffer("feature_mean_GC", torch.zeros(c.grid**2, channels))
         self.register_buffer("feature_std_GC", torch.ones(c.grid**2, channels))
@@ -366,10 +350,7 @@ class _TransformerHead(PlaceTransformer):
         self.motion_std_C.copy_(motion_NTGC.flatten(0, 2).std(dim=0) + _FLOOR)
 
     def forward(
-        self,
-        features_BTGC: Tensor,
-        frames_BTHW3: Tensor | None = None,
-        true_BT2: Tensor | None = None,
+        self, features_BTGC: Tensor, frames_BTHW3: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         side, features_BTGC = self.grid, features_BTGC.float()
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
@@ -386,14 +367,13 @@ class _TransformerHead(PlaceTransformer):
         x_NDHW = x_NDHW + F.gelu(self.around(x_NDHW))
         told_NEHW = self.tell_cell(x_NDHW)
         if self.motion_gain is not None:
-            heat_BTG = (motion_BTGC.square().mean(dim=3) + _FLOOR).log()
+            heat_BTG = self.motion_gain * (motion_BTGC.square().mean(dim=3) + _FLOOR).log()
             heat_N1HW = heat_BTG.view(-1, 1, side, side)
             if self.on_pixels is not None:
                 heat_N1HW = F.interpolate(heat_N1HW, size=told_NEHW.shape[2:], mode="bilinear")
-            told_N1HW, others = told_NEHW[:, :1] + self.motion_gain * heat_N1HW, told_NEHW[:, 1:]
-            told_NEHW = torch.cat([told_N1HW, others], dim=1)
+            told_NEHW = told_NEHW + F.pad(heat_N1HW, (0,) * 5 + (NUM_TOLD - 1,))
         told_NGE = told_NEHW.flatten(2).transpose(1, 2)
-        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:2], -1, NUM_TOLD), true_BT2)
+        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:2], -1, NUM_TOLD))
 
 
 def _pixel_path(width: int) -> nn.Sequential:
@@ -580,10 +560,6 @@ class TrainHead(TrainTimeTransformer):
 
     def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
         return tuple(each.float() for each in m(b["x"], b.get("frames")))
-
-    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        true_BT2 = b["places"] if self.config.is_guided else None
-        return self.loss_of(b, *(each.float() for each in m(b["x"], b.get("frames"), true_BT2)))
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""

@@ -242,12 +242,12 @@ class _Trajectory(Workload[_AnyConfig]):
     name: str = "trajectory"
     data_options: ClipOptions = field(default_factory=ClipOptions)
     recipes = RECIPES
-    # The datasets for which the recipes are made: 220, 1,000, 4,000 and 10,000 clips.
+    # The datasets for which the recipes are made: 264, 1,000, 4,000 and 10,000 clips.
     nominal_samples = MappingProxyType(
         {
             **{name: {"train": 8_000, "validation": 1_000} for name in RECIPES},
             "laptop": {"train": 800, "validation": 100},
-            "demo": {"train": 154, "validation": 44},
+            "demo": {"train": 165, "validation": 77},
             "magvit_laptop": {"train": 3_200, "validation": 400},
         }
     )
