@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"
 _LABELS_FILE = "labels.json"
-# Choices are made on validation; test is for one final `python -m training evaluate`.
-_HELD_OUT_SHARE = 0.1
 # A class needs a few clips in each split.
 _MIN_COUNT = 5 * len(CLASSES)
 # Clips per unit of work: 0.2 s each, so progress is smooth and overhead small.
@@ -75,8 +73,8 @@ def make_dataset(
     seed: int,
     progress: "Progress",
     difficulty: str = "easy",
+    validation_share: float = 0.1,
     num_workers: int | None = None,
-    validation_share: float = _HELD_OUT_SHARE,
 ) -> Mapping[str, Any]:
     """Write `count` clips of the dataset `seed` into the folder `out`; return the meta."""
     if count < _MIN_COUNT:
@@ -134,18 +132,20 @@ def _write_chunk(chunk: tuple[str, str, int, int, int]) -> int:
     return end - first
 
 
-def stratified_splits(
-    labels: Sequence[int], seed: int, validation_share: float = _HELD_OUT_SHARE
-) -> dict[str, list[int]]:
-    """Split each class separately, in an order that depends on the seed, not on the index."""
+def stratified_splits(labels: Sequence[int], seed: int, share: float = 0.1) -> dict[str, list[int]]:
+    """Split each class separately, in an order that depends on the seed, not on the index.
+
+    `share` of them are for validation, on which choices are made, a tenth for test: for one final
+    `python -m training evaluate`.
+    """
     splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
     of_class = np.asarray(labels)
     for label in sorted(set(labels)):
         rng = np.random.default_rng([_SPLITS, seed, label])
         left = rng.permutation(np.flatnonzero(of_class == label)).tolist()
         of_this_class = len(left)
-        for name, share in (("validation", validation_share), ("test", _HELD_OUT_SHARE)):
-            num_held_out = min(max(1, round(share * of_this_class)), len(left) - 1)
+        for name, part in (("validation", share), ("test", 0.1)):
+            num_held_out = min(max(1, round(part * of_this_class)), len(left) - 1)
             splits[name] += left[:num_held_out]
             left = left[num_held_out:]
         splits["train"] += left

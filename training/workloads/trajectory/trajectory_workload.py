@@ -268,11 +268,8 @@ class _Trajectory(Workload[_AnyConfig]):
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        options = self.data_options
-        return make_dataset(
-            *(out, count, seed, progress, options.difficulty),
-            validation_share=options.validation_share,
-        )
+        o = self.data_options
+        return make_dataset(out, count, seed, progress, o.difficulty, o.validation_share)
 
     def import_dataset(
         self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
