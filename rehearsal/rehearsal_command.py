@@ -46,7 +46,6 @@ from rehearsal.demo.trained import (
     DEFAULTS,
     PROGRAM_INTERRUPTIONS,
     PROGRAM_STAGES,
-    DemoDefaults,
     RehearsedProgram,
     RehearsedWorkload,
     by_workload,
@@ -195,7 +194,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
         )
     source = source and source.resolve()
     known = DEFAULTS.get(name)
-    recipe = arguments.recipe or (known.recipe if known else DemoDefaults.recipe)
+    recipe = arguments.recipe or (known.recipe if known else "laptop")
     described = describe(name, recipe, arguments.overrides.split(), source=source)
     check_stages(arguments.interrupt or (), tuple(described.stages))
     defaults = known or own_defaults(described)
@@ -466,7 +465,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     )
     add("--source", type=Path, metavar="FOLDER", help="folder with your own workload's module")
     add("--data", type=Path, metavar="FOLDER", help="data for your own workload")
-    add("--recipe", help=f"{by_workload('recipe')}, laptop for your own")
+    add("--recipe", help="default: demo for trajectory, laptop for all others")
     add("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
     add(
         "--count",
