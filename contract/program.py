@@ -17,6 +17,8 @@ from contract.errors import UserError
 # Paths in a stack's bundle, and the workload's name in run.env and config.json.
 PROGRAM_FILE = "program/program.json"
 SOURCE_FOLDER = "program/source"
+# Names of folders that an archive of files alone lacks.
+EMPTY_FOLDERS = "program/empty_folders.json"
 WORKLOAD = "program"
 # The metrics that are the loss of a step, the first that it has.
 LOSSES = ("loss", "train_loss", "train:loss", "train/loss")

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contract.errors import UserError
@@ -73,7 +73,25 @@ def copy_source(source: Path, target: Path) -> list[Path]:
     for path in paths:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source / path, target / path)
+    for folder in empty_folders(source, paths):
+        (target / folder).mkdir(parents=True, exist_ok=True)
     return paths
+
+
+def empty_folders(source: Path, paths: Sequence[Path]) -> list[Path]:
+    """Return the folders without files that lie next to `paths` and that git does not ignore.
+
+    A script may write into them. They are no part of the source's checksum.
+    """
+    found = []
+    for parent in sorted({parent for path in paths for parent in path.parents}):
+        for name in sorted(next(os.walk(source / parent), ("", [], []))[1]):
+            top = source / parent / name
+            if _CACHES.fullmatch(name) or any(files for _, _, files in os.walk(top)):
+                continue
+            if not top.is_symlink() and not _is_ignored(top):
+                found += [Path(each) for each, names, _ in os.walk(top) if not names]
+    return [folder.relative_to(source) for folder in found]
 
 
 def _is_or_are(names: list[str]) -> str:
@@ -103,23 +121,12 @@ def _check_link(source: Path, path: Path) -> None:
 
 def _listed(source: Path) -> Iterator[Path]:
     """Yield the files by relative path: in a git repository those that git does not ignore."""
-    # A git hook, for example, would pass on the settings of another repository.
-    clean = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
-    clean["LC_ALL"] = "C"
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(command, cwd=source, env=clean, capture_output=True, check=False)
-    except FileNotFoundError:
-        yield from _walked(source)
-        return
-    if done.returncode != 0:
-        message = os.fsdecode(done.stderr).strip()
-        if "not a git repository" not in message:
-            raise UserError(f"source is {str(source)!r}, whose files git does not list: {message}")
-        yield from _walked(source)
-        return
-    if not done.stdout and _is_ignored(source, clean):
-        # Another repository ignores this folder, as a build folder, so it lists none of its files.
+    done = _git(source, ["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    message = os.fsdecode(done.stderr).strip() if done else "not a git repository"
+    if (done is None or done.returncode) and "not a git repository" not in message:
+        raise UserError(f"source is {str(source)!r}, whose files git does not list: {message}")
+    # Another repository may ignore this folder, as a build folder, so it lists none of its files.
+    if done is None or done.returncode or (not done.stdout and _is_ignored(source)):
         yield from _walked(source)
         return
     for raw in filter(None, set(done.stdout.split(b"\0"))):
@@ -153,15 +160,24 @@ def _followed(source: Path, paths: Sequence[Path]) -> Iterator[Path]:
         yield from found or [path]
 
 
-def _is_ignored(source: Path, environment: Mapping[str, str]) -> bool:
+def _is_ignored(source: Path) -> bool:
     """Return whether the repository around the folder ignores the folder itself."""
     folder = source.resolve()
-    command = ["git", "check-ignore", "--quiet", folder.name]
     # Asked in its parent, because the folder's own .gitignore is only about its contents.
-    done = subprocess.run(
-        command, cwd=folder.parent, env=environment, capture_output=True, check=False
-    )
-    return done.returncode == 0
+    done = _git(folder.parent, ["check-ignore", "--quiet", folder.name])
+    return done is not None and done.returncode == 0
+
+
+def _git(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes] | None:
+    """Run git in the folder; None if this machine has none."""
+    # A git hook, for example, would pass on the settings of another repository.
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
+    clean["LC_ALL"] = "C"
+    command = ["git", *arguments]
+    try:
+        return subprocess.run(command, cwd=folder, env=clean, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
 
 
 def _walked(source: Path) -> Iterator[Path]:

@@ -193,19 +193,22 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
             f"--data is {arguments.data}, but {name} rehearses on data that it makes; leave it out"
         )
     source = source and source.resolve()
-    described = describe(name, arguments.recipe, arguments.overrides.split(), source=source)
+    known = DEFAULTS.get(name)
+    recipe = arguments.recipe or (known.recipe if known else "laptop")
+    described = describe(name, recipe, arguments.overrides.split(), source=source)
     check_stages(arguments.interrupt or (), tuple(described.stages))
-    defaults = DEFAULTS.get(name) or own_defaults(described)
+    defaults = known or own_defaults(described)
     if source is not None and (arguments.data or not described.makes_data):
         data = find_data(source, arguments.data)
     workload = RehearsedWorkload(
         name=name,
-        recipe=arguments.recipe,
+        recipe=recipe,
         overrides=arguments.overrides,
         count=defaults.count if arguments.count is None else arguments.count,
         checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
         source=source,
         data=data,
+        data_options=defaults.data,
         imports_data=described.imports_data,
     )
     return workload, defaults.interruptions
@@ -462,7 +465,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     )
     add("--source", type=Path, metavar="FOLDER", help="folder with your own workload's module")
     add("--data", type=Path, metavar="FOLDER", help="data for your own workload")
-    add("--recipe", default="laptop", help="default: %(default)s")
+    add("--recipe", help="default: demo for trajectory, laptop for all others")
     add("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
     add(
         "--count",

@@ -1,9 +1,10 @@
 """The source folder in the code bundle: a workload's, or a program's with its description."""
 
+import json
 from pathlib import Path
 
-from contract.program import PROGRAM_FILE, SOURCE_FOLDER, USUAL_REQUIREMENTS
-from contract.source import copy_source
+from contract.program import EMPTY_FOLDERS, PROGRAM_FILE, SOURCE_FOLDER, USUAL_REQUIREMENTS
+from contract.source import copy_source, empty_folders
 from stacks.parameters import StackParameters
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.programs import program_of
@@ -20,8 +21,10 @@ def write_source(parameters: StackParameters, bundle: Path) -> None:
     if parameters.program:
         program = program_of(parameters)
         requirements = program.requirements
-        # Git does not keep an empty folder.
-        (target / program.working_folder).mkdir(parents=True, exist_ok=True)
+        # Neither git nor an asset's archive keeps an empty folder.
+        folders = {Path(program.working_folder), *empty_folders(source, paths)}
+        names = sorted(folder.as_posix() for folder in folders)
+        (bundle / EMPTY_FOLDERS).write_text(json.dumps(names), encoding="utf-8")
         (bundle / PROGRAM_FILE).write_text(program.to_json(), encoding="utf-8")
     name = Path(requirements)
     if not requirements or not (source / name).is_file():

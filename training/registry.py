@@ -36,7 +36,9 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     "detection": ("coco_12", "full", "laptop"),
     "growth": ("full", "laptop", "literal"),
     "imagenet": ("epochs_16", "epochs_40", "epochs_88", "full", "laptop"),
-    "trajectory": ("full", "laptop", "magvit_b", "magvit_full", "magvit_laptop", "reference"),
+    "trajectory": (
+        *("demo", "full", "laptop", "magvit_b", "magvit_full", "magvit_laptop", "reference"),
+    ),
 }
 
 

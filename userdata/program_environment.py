@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import Exit
-from contract.program import PROGRAM_FILE, SOURCE_FOLDER, Program
+from contract.program import EMPTY_FOLDERS, PROGRAM_FILE, SOURCE_FOLDER, Program
 from userdata.machine import machine_path
 from userdata.metadata import InstanceMetadata, MetadataError
 
@@ -54,6 +54,13 @@ def make_scripts_executable(source: Path) -> None:
             with path.open("rb") as file:
                 if file.read(2) == b"#!":
                     path.chmod(path.stat().st_mode | 0o100)
+
+
+def make_empty_folders(names: Path, source: Path) -> None:
+    """Make the folders of a JSON list, if there is one: the bundle's zip has files alone."""
+    if names.exists():
+        for name in json.loads(names.read_text(encoding="utf-8")):
+            (source / name).mkdir(parents=True, exist_ok=True)
 
 
 def find_interpreter(name: str) -> str:
@@ -209,6 +216,7 @@ def main() -> int:
     data_volume, spec = machine_path(os.environ["DATA_MOUNT"]), Path(PROGRAM_FILE)
     program = Program.from_json(spec.read_text(encoding="utf-8")) if spec.exists() else None
     make_scripts_executable(Path(SOURCE_FOLDER))
+    make_empty_folders(Path(EMPTY_FOLDERS), Path(SOURCE_FOLDER))
     try:
         python = prepare(program, os.environ["PYTHON"], data_volume)
         instance_type = InstanceMetadata().read("meta-data/instance-type") or "unknown"

@@ -202,6 +202,7 @@ def results(
         "stages": ours["stages"],
         "validation_accuracy": ours.get("validation_accuracy"),
         "baseline_accuracies": baselines_of(ours["stages"]),
+        "facts": ours.get("facts", {}).get([*ours["stages"]][-1], {}),
         **compare_runs(run, reference, ours, theirs),
         "numerics_key": ours["numerics_key"],
         "uninterrupted_numerics_key": theirs["numerics_key"],

@@ -20,6 +20,10 @@ _NO_ORDER = (
     "data than one batch."
 )
 
+# The rows that come first, also on the page: what was trained, is it good, what did it cost, what
+# was lost.
+_NUM_FIRST = 6
+
 
 def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the receipt's rows for readers, each a name and a value."""
@@ -64,7 +68,7 @@ def write_report(
         verdict=verdict(receipt, faults),
         tone="bad" if faults else "good",
         sections={
-            "": f"<ul>{broken}</ul>" if broken else "",
+            "": (f"<ul>{broken}</ul>" if broken else "") + table(rows[:_NUM_FIRST]),
             "Machines": timeline(map(_machine, receipt["machines"]))
             + '<p class="quiet">Grey: user data and the start of the trainer, until its first line '
             "of metrics. Blue: preparation and training, including the rest of a notice after its "
@@ -73,7 +77,7 @@ def write_report(
             + '<p class="quiet">Each step of a workload once, as its receipt counts them; those of '
             "a program as it reported them. Dashed, on top: the uninterrupted run. A dotted line "
             "is an interruption.</p>",
-            "Receipt": table(rows),
+            "Receipt": table(rows[_NUM_FIRST:]),
         },
     )
     path.write_text(written, encoding="utf-8")
@@ -109,7 +113,11 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     commit = receipt["notice_to_commit_seconds"]
     gained = sum(item.get("gained_steps", 0) for item in receipt["interruption_list"])
     return [
-        *_start_rows(receipt),
+        ("trained", f"{receipt['workload']} by the recipe {receipt['recipe']}"),
+        *_result(receipt),
+        ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
+        *([] if "job" in receipt else _cost_rows(receipt)),
+        ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
         ("steps", f"{receipt['steps']} in the lineage, {receipt['steps_computed']} computed"),
         _interruptions(receipt),
         (
@@ -118,13 +126,10 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             " (the demo's notice; EC2 gives 120 s)"
             + (f", then {gained} more steps, committed" if gained else ""),
         ),
-        ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
-        _result(receipt),
-        *([] if "job" in receipt else _cost_rows(receipt)),
+        *_start_rows(receipt),
         *_end_rows(receipt),
         ("weights", receipt["weights_sha256"]),
         ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
-        ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
     ]
 
 
@@ -133,19 +138,31 @@ def _interruptions(receipt: Mapping[str, Any]) -> tuple[str, str]:
     return "interruptions", f"{receipt['interruptions']}: {what}"
 
 
-def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the accuracy with its baselines, or else the last stage's first metric by stage."""
+def _result(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the accuracy with its baselines and what it is a share of; or else the last stage's
+    first metric by stage.
+    """
     if (accuracy := receipt["validation_accuracy"]) is not None:
         baselines = receipt["baseline_accuracies"].items()
         others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)
         if baselines:
             away = accuracy - max(value for _, value in baselines)
             others += f": {abs(away):.3f} {'above' if away > 0 else 'below'} the best of these"
-        return "validation accuracy", f"{accuracy:.3f}{others}"
+        return [("validation accuracy", f"{accuracy:.3f}{others}"), *_meaning(receipt["facts"])]
     stages = receipt["stages"]
     metric = next(iter(list(stages.values())[-1]))
     found = [f"{stage} {m[metric]:.4g}" for stage, m in stages.items() if metric in m]
-    return f"validation {metric}", "; ".join(found)
+    return [(f"validation {metric}", "; ".join(found))]
+
+
+def _meaning(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say what an accuracy is a share of, and what a guess has, as far as these are known."""
+    parts = ((*name.partition("_"), number) for name, number in facts.items())
+    of = {split: f"{number:g} {what}" for split, _, what, number in parts}
+    if not of.keys() >= {"train", "validation", "chance"}:
+        return []
+    what = f"of {of['validation']} held out of the training on {of['train']}, the share classified"
+    return [("which means", f"{what} right; a guess has {facts['chance']:.3f}")]
 
 
 def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -153,23 +170,23 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     # A machine that is killed cannot say what it has done since its last line.
     least = "" if all(item["notice"] for item in receipt["interruption_list"]) else "at least "
     return [
-        *_start_rows(receipt),
         ("program", f"{receipt['program']}, in {receipt['attempts']} attempts"),
-        _interruptions(receipt),
+        ("last metrics", _figures(receipt["last_metrics"])),
+        ("uninterrupted", _figures(receipt["uninterrupted_last_metrics"])),
+        ("equal bit for bit", _equality(receipt)),
+        *_cost_rows(receipt),
+        ("time lost", f"{least}{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
+        *(("warning", text) for text in receipt["warnings"]),
         (
             "steps",
             (f"{receipt['steps']} in the run" if receipt["steps"] else "none reported")
             + (f", {redone} of them done again" if receipt["steps"] and redone is not None else ""),
         ),
-        ("time lost", f"{least}{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
+        _interruptions(receipt),
         ("snapshots", f"{receipt['snapshots']} of its checkpoint folder"),
-        *(("warning", text) for text in receipt["warnings"]),
-        ("last metrics", _figures(receipt["last_metrics"])),
-        ("uninterrupted", _figures(receipt["uninterrupted_last_metrics"])),
-        *_cost_rows(receipt),
-        *_end_rows(receipt),
         ("model", ", ".join(_result_of(receipt)[0]) or "it left no file"),
-        ("equal bit for bit", _equality(receipt)),
+        *_start_rows(receipt),
+        *_end_rows(receipt),
     ]
 
 

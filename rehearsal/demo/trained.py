@@ -5,7 +5,7 @@ folder or the one above makes them.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -94,6 +94,8 @@ class DemoDefaults:
     count: int
     checkpoint_interval: str
     interruptions: tuple[str, ...]
+    recipe: str = "laptop"
+    data: tuple[str, ...] = ()  # options of `data make`
     global_batch: int = 16  # the recipe's, which is split among the ranks of several hosts
 
 
@@ -101,9 +103,11 @@ class DemoDefaults:
 DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
     {
         "trajectory": DemoDefaults(
-            count=132,
+            count=264,
             checkpoint_interval="2epochs",
-            interruptions=("notice:shuffled:60", "kill:head:60"),
+            interruptions=("notice:tracker:60", "kill:head:60"),
+            recipe="demo",
+            data=("--override", "validation_share=0.3"),
         ),
         "growth": DemoDefaults(
             count=12000,
@@ -159,6 +163,7 @@ class RehearsedWorkload:
     checkpoint_interval: str
     source: Path | None = None  # the folder of a user's own workload
     data: Path | None = None  # the folder of its data, or the script that makes them
+    data_options: Sequence[str] = ()
     imports_data: bool = True
 
     @property
@@ -179,7 +184,8 @@ class RehearsedWorkload:
     def make_data(self, stacks: DeployedStacks) -> Child | None:
         """Start making the dataset; do not wait."""
         if self.data is None:
-            return self._start_data(stacks, "make", "--count", str(self.count))
+            count = str(self.count)
+            return self._start_data(stacks, "make", "--count", count, *self.data_options)
         brought = self.data
         if brought.is_file():
             brought = stacks.folder / "brought"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from contract.source import MAX_MB, find_files
+from contract.source import MAX_MB, copy_source, find_files, source_sha256
 
 
 @pytest.fixture
@@ -41,6 +41,23 @@ def test_what_git_ignores_stays_and_what_is_new_travels(source: Path) -> None:
     git(source, "add", "train.py", "nets")
     (source / "nets/model.py").unlink()
     assert found(source) == [".gitignore", "requirements.txt", "train.py"]
+
+
+@pytest.mark.parametrize("has_git", [False, True])
+def test_an_empty_folder_travels_unless_git_ignores_it_and_is_no_change_of_the_code(
+    source: Path, tmp_path: Path, has_git: bool
+) -> None:
+    if has_git:
+        git(source, "init", "--quiet")
+        (source / ".gitignore").write_text("runs/\n")
+    before = source_sha256(source)
+    for name in ("runs", "out/plots", "nets/cache", ".venv/lib"):
+        (source / name).mkdir(parents=True)
+    copy_source(source, tmp_path / "copy")
+    empty = {p.relative_to(tmp_path / "copy").as_posix() for p in (tmp_path / "copy").rglob("*")}
+    expected = {"out", "out/plots", "nets/cache"} | (set() if has_git else {"runs"})
+    assert {name for name in empty if (source / name).is_dir()} == expected | {"nets"}
+    assert source_sha256(source) == before
 
 
 def test_a_repository_within_the_repository_travels_too(source: Path) -> None:

@@ -45,6 +45,15 @@ def test_the_bundle_has_the_program_its_source_and_what_to_install(
     assert not (tmp_path / "nothing/program/requirements.txt").exists()
 
 
+def test_an_archive_of_files_alone_says_which_folders_are_empty(
+    source: Path, tmp_path: Path
+) -> None:
+    (source / "out/plots").mkdir(parents=True)
+    write_source(parameters(source), tmp_path / "bundle")
+    written = (tmp_path / "bundle/program/empty_folders.json").read_text()
+    assert json.loads(written) == [".", "out/plots"]
+
+
 def test_fails_on_requirements_that_git_ignores(source: Path, tmp_path: Path) -> None:
     git = ["git", "init", "--quiet"]
     own = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}

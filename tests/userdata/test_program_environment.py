@@ -13,7 +13,12 @@ from contract.source import source_sha256
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA, wheel
-from userdata.program_environment import make_environment, make_scripts_executable, refusal
+from userdata.program_environment import (
+    make_empty_folders,
+    make_environment,
+    make_scripts_executable,
+    refusal,
+)
 
 # Leaves files in the folder that it builds, as setuptools does; needs no index.
 BACKEND = """
@@ -268,6 +273,14 @@ def test_a_link_of_the_image_that_leads_nowhere_is_no_script(tmp_path: Path) -> 
     made = make_environment(tmp_path / "own", sys.executable, image=image)
     assert Path(made).with_name("launcher").read_text() == f"#!{made}\n"
     assert not Path(made).with_name("runs").exists()
+
+
+def test_empty_folders_are_there_after_the_zip_lost_them(tmp_path: Path) -> None:
+    make_empty_folders(tmp_path / "folders.json", tmp_path / "source")  # of an older bundle
+    assert not (tmp_path / "source").exists()
+    (tmp_path / "folders.json").write_text('[".", "out/plots"]')
+    make_empty_folders(tmp_path / "folders.json", tmp_path / "source")
+    assert (tmp_path / "source/out/plots").is_dir()
 
 
 def test_scripts_can_be_started_after_the_zip_lost_their_modes(tmp_path: Path) -> None:

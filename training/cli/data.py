@@ -250,9 +250,9 @@ def _add_import(bring: argparse.ArgumentParser) -> None:
 def _add_override(parser: argparse.ArgumentParser) -> None:
     add_override(
         parser,
-        "for clips: difficulty (make), sampling, lists, left_out_share; for text: tokenizer (a "
-        "file or folder), vocab_size, separator, held_out_of; for images: shorter_side, quality, "
-        "left_out_share, validation_classes",
+        "for clips: difficulty (make), validation_share, sampling, lists, left_out_share; for "
+        "text: tokenizer (a file or folder), vocab_size, separator, held_out_of; for images: "
+        "shorter_side, quality, left_out_share, validation_classes",
     )
 
 

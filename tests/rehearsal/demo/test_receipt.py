@@ -17,6 +17,9 @@ from rehearsal.demo.receipt import baselines_of, find_faults
 from rehearsal.demo.report import receipt_rows, show_receipt, verdict, write_report
 
 GOOD: dict[str, Any] = {
+    "workload": "trajectory",
+    "recipe": "laptop",
+    "facts": {"train_clips": 800, "validation_clips": 100, "chance": 1 / 11},
     "resources": 43,
     "dataset": {"files": 2, "megabytes": 1.0, "megabytes_per_second": 2.0},
     "steps": 10,
@@ -167,6 +170,13 @@ def test_equal_bits_are_called_no_proof_of_an_order_that_cannot_differ() -> None
     )
 
 
+def test_an_accuracy_is_said_to_be_a_share_of_samples_held_out() -> None:
+    rows = dict(receipt_rows(GOOD))
+    said = "of 100 clips held out of the training on 800 clips, the share classified right"
+    assert rows["which means"] == f"{said}; a guess has 0.091"
+    assert "which means" not in dict(receipt_rows(GOOD | {"facts": {}}))
+
+
 def test_a_tiny_dataset_has_no_rate() -> None:
     tiny = {"files": 2, "megabytes": 0.004, "megabytes_per_second": 0.1}
     rows = dict(receipt_rows(GOOD | {"dataset": tiny}))
@@ -179,13 +189,14 @@ def test_the_page_begins_with_the_verdict_and_each_broken_promise(
 ) -> None:
     machine = {"instance": "i-1", "at": 0.0, "seconds": 9.0, "ended": "killed"}
     receipt = GOOD | {
-        "workload": "trajectory",
-        "recipe": "laptop",
         "machines": [machine | {"seconds_to_first_progress": 4.0}],
     }
     steps = [{"step": step, "loss": 1.0, "generation": step} for step in (1, 2)]
-    write_report(tmp_path / "page.html", receipt, {"head": (steps, steps)}, [], faults)
-    text = (tmp_path / "page.html").read_text().partition("<h2>")[0]
+    rows = receipt_rows(receipt)
+    write_report(tmp_path / "page.html", receipt, {"head": (steps, steps)}, rows, faults)
+    text, _, rest = (tmp_path / "page.html").read_text().partition("<h2>")
+    first = ("trained", "validation accuracy", "which means", "it bought", "steps lost")
+    assert all(f"<td>{name}</td>" in text and f"<td>{name}</td>" not in rest for name in first)
     assert f'class="verdict {"bad" if faults else "good"}"' in text
-    assert ("bit for bit" in text) == (not faults)
+    assert ("the uninterrupted run&#x27;s, bit for bit." in text) == (not faults)
     assert ("<li>the weights differ &lt;here&gt;</li>" in text) == bool(faults)

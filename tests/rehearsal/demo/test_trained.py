@@ -217,7 +217,7 @@ def test_the_receipt_makes_nothing_up() -> None:
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_a_known_workload_is_interrupted_in_stages_that_it_has_in_their_order(name: str) -> None:
     workload = load_workload(name)
-    stages = workload.stages(workload.recipes["laptop"]())
+    stages = workload.stages(workload.recipes[DEFAULTS[name].recipe]())
     order = [stage.name for stage in stages]
     planned = [parse_interruption(text) for text in DEFAULTS[name].interruptions]
     places = [order.index(each.stage) for each in planned]
@@ -240,5 +240,5 @@ def test_a_workload_of_one_s_own_loses_two_machines_in_its_last_stage() -> None:
 
 
 def test_the_count_of_each_known_workload_is_shown() -> None:
-    shown = "default: 132 for trajectory, 12000 for growth, 1200 for imagenet, 60 for detection"
+    shown = "default: 264 for trajectory, 12000 for growth, 1200 for imagenet, 60 for detection"
     assert by_workload("count") == shown

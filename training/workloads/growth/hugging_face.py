@@ -1,4 +1,5 @@
-"""Hugging Face models with the same operations: GPT-NeoX, Llama with biases, Mixtral without.
+"""Hugging Face models with the same operations: GPT-NeoX, Llama with biases, and without them
+Mixtral and, where dense blocks lie between those of experts, Qwen2-MoE.
 
 python -m training.workloads.growth.hugging_face FOLDER weights.safetensors
 python -m training run --workload growth --init-from weights.safetensors ...
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from contract.errors import Exit, UserError
-from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.config import Block, DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.model import LanguageModel
 
 # Kind -> the phase that it becomes, and the defaults of transformers for its config.
@@ -47,6 +48,9 @@ _DENSE = {
 }
 _ROUTER = {"block_sparse_moe.gate": "ffn.router"}
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"}
+# An architecture's name, where its experts are, and the names of their layers.
+_MIXTRAL = ("Mixtral", "block_sparse_moe", _OF_EXPERT)
+_QWEN = ("Qwen2-MoE", "mlp", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -184,13 +188,14 @@ def write_hugging_face(m: nn.Module, out: Path) -> None:
         about, found = _neox(c, state)
     elif kinds == {DenseBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
         about, found = _llama(c, state)
-    elif kinds == {ExpertBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
-        about, found = _mixtral(c, state)
+    elif ExpertBlock in kinds and (c.norm, c.activation) == ("rms", "swiglu"):
+        about, found = _sparse(c, state)
     else:
         raise UserError(
             f"Hugging Face has no model of {c.norm} norms, {c.activation} and "
             f"{' and '.join(sorted(kind.__name__ for kind in kinds))}s: dense blocks export with "
-            "norm=layer activation=gelu or norm=rms activation=swiglu, experts with the latter"
+            "norm=layer activation=gelu or norm=rms activation=swiglu, experts, and dense blocks "
+            "between them, with the latter"
         )
     common = {
         "vocab_size": c.vocab_size,
@@ -233,7 +238,7 @@ def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], 
     return {
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
-        "intermediate_size": _hidden(c),
+        "intermediate_size": _hidden(c.blocks),
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "use_parallel_residual": False,
@@ -251,31 +256,46 @@ def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], 
 def _llama(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     biases = {"attention_bias": True, "mlp_bias": True}
     about = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    return {**about, **_rms(c), **biases}, _renamed(c, state, _LAYER | _DENSE)
+    return {**about, **_rms(c.blocks), **biases}, _renamed(c, state, _LAYER | _DENSE)
 
 
-def _mixtral(
+def _sparse(
     c: ModelConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a Mixtral or, if dense blocks lie between those of experts, a Qwen2-MoE."""
+    blocks = {n: block for n, block in enumerate(c.blocks) if isinstance(block, ExpertBlock)}
+    dense, block = [n for n in range(len(c.blocks)) if n not in blocks], next(iter(blocks.values()))
+    kind, place, names = _QWEN if dense else _MIXTRAL
     if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
         raise UserError(
-            f"Mixtral has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
+            f"{kind} has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
             "with --override has_biases=false, or export the dense phase as Llama, which has biases"
         )
     weights = {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
-    found, block = _renamed(c, weights, _LAYER | _ROUTER), c.blocks[0]
-    assert isinstance(block, ExpertBlock)
-    for number in range(len(c.blocks)):
-        experts = f"model.layers.{number}.block_sparse_moe.experts"
-        for theirs, ours in _OF_EXPERT.items():
-            for expert, weight in enumerate(state[f"blocks.{number}.ffn.experts.{ours}_weight"]):
-                found[f"{experts}.{expert}.{theirs}.weight"] = weight
+    found = _renamed(c, weights, _LAYER | _DENSE | {f"{place}.gate": "ffn.router"})
+    for new, number in ((f"model.layers.{number}.{place}", number) for number in blocks):
+        for theirs, ours in names.items():
+            of_all = state[f"blocks.{number}.ffn.experts.{ours}_weight"]
+            found |= {f"{new}.experts.{n}.{theirs}.weight": each for n, each in enumerate(of_all)}
+            if dense:  # a Qwen2-MoE has one more expert for all tokens; of zeros, it adds nothing
+                one = of_all[0, :, :1] if ours == "down" else of_all[0, :1]
+                found[f"{new}.shared_expert.{theirs}.weight"] = torch.zeros_like(one)
+                found[f"{new}.shared_expert_gate.weight"] = torch.zeros(1, c.width)
+    about = {"num_experts_per_tok": block.top_k, **_rms([*blocks.values()])}
+    if not dense:
+        named = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+        return {**named, "num_local_experts": block.num_experts, **about}, found
     return {
-        "model_type": "mixtral",
-        "architectures": ["MixtralForCausalLM"],
-        "num_local_experts": block.num_experts,
-        "num_experts_per_tok": block.top_k,
-        **_rms(c),
+        "model_type": "qwen2_moe",
+        "architectures": ["Qwen2MoeForCausalLM"],
+        **about,
+        "num_experts": block.num_experts,
+        "norm_topk_prob": True,
+        "mlp_only_layers": dense,
+        "intermediate_size": _hidden([c.blocks[n] for n in dense]),
+        "moe_intermediate_size": block.hidden,
+        "shared_expert_intermediate_size": 1,
+        "qkv_bias": False,
     }, found
 
 
@@ -294,12 +314,12 @@ def _renamed(
     return found
 
 
-def _rms(c: ModelConfig) -> dict[str, Any]:
-    return {"intermediate_size": _hidden(c), "hidden_act": "silu", "rms_norm_eps": 1e-5}
+def _rms(blocks: Sequence[Block]) -> dict[str, Any]:
+    return {"intermediate_size": _hidden(blocks), "hidden_act": "silu", "rms_norm_eps": 1e-5}
 
 
-def _hidden(c: ModelConfig) -> int:
-    sizes = {block.hidden for block in c.blocks}
+def _hidden(blocks: Sequence[Block]) -> int:
+    sizes = {block.hidden for block in blocks}
     if len(sizes) > 1:
         raise UserError(f"blocks have {sorted(sizes)} hidden units: Hugging Face supports only one")
     return sizes.pop()

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"
 _LABELS_FILE = "labels.json"
-# Choices are made on validation; test is for one final `python -m training evaluate`.
-_HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.1, "test": 0.1})
 # A class needs a few clips in each split.
 _MIN_COUNT = 5 * len(CLASSES)
 # Clips per unit of work: 0.2 s each, so progress is smooth and overhead small.
@@ -75,6 +73,7 @@ def make_dataset(
     seed: int,
     progress: "Progress",
     difficulty: str = "easy",
+    validation_share: float = 0.1,
     num_workers: int | None = None,
 ) -> Mapping[str, Any]:
     """Write `count` clips of the dataset `seed` into the folder `out`; return the meta."""
@@ -94,7 +93,7 @@ def make_dataset(
         done += num_clips
         progress(done, count)
     labels = [clip_label(seed, index) for index in range(count)]
-    splits = stratified_splits(labels, seed)
+    splits = stratified_splits(labels, seed, validation_share)
     return {
         **write_labels(out, CLASSES, labels, splits),
         "seed": seed,
@@ -133,16 +132,20 @@ def _write_chunk(chunk: tuple[str, str, int, int, int]) -> int:
     return end - first
 
 
-def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
-    """Split each class separately, in an order that depends on the seed, not on the index."""
-    splits: dict[str, list[int]] = {name: [] for name in ("train", *_HELD_OUT_SHARES)}
+def stratified_splits(labels: Sequence[int], seed: int, share: float = 0.1) -> dict[str, list[int]]:
+    """Split each class separately, in an order that depends on the seed, not on the index.
+
+    `share` of them are for validation, on which choices are made, a tenth for test: for one final
+    `python -m training evaluate`.
+    """
+    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
     of_class = np.asarray(labels)
     for label in sorted(set(labels)):
         rng = np.random.default_rng([_SPLITS, seed, label])
         left = rng.permutation(np.flatnonzero(of_class == label)).tolist()
         of_this_class = len(left)
-        for name, share in _HELD_OUT_SHARES.items():
-            num_held_out = min(max(1, round(share * of_this_class)), len(left) - 1)
+        for name, part in (("validation", share), ("test", 0.1)):
+            num_held_out = min(max(1, round(part * of_this_class)), len(left) - 1)
             splits[name] += left[:num_held_out]
             left = left[num_held_out:]
         splits["train"] += left

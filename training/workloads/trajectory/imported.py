@@ -276,7 +276,7 @@ def import_dataset(
         check_suffix(file)
     classes = class_names(files)
     labels = [classes.index(str(file.label)) for file in files]
-    splits = _splits(files, labels, seed)
+    splits = _splits(files, labels, seed, options.validation_share)
     _refuse_missing(splits, labels, classes)
     random = frozenset(splits["train"])
     tasks = [
@@ -387,9 +387,11 @@ def _keep_whole(out: Path, whole: Sequence[int]) -> None:
     raw.unlink()
 
 
-def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> dict[str, list[int]]:
+def _splits(
+    files: Sequence[SourceFile], labels: Sequence[int], seed: int, share: float
+) -> dict[str, list[int]]:
     """Return clip numbers by split; validation is taken out of train if there is none."""
-    divided = stratified_splits(labels, seed)
+    divided = stratified_splits(labels, seed, share)
     if files[0].split is None:
         return divided
     splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
@@ -398,7 +400,7 @@ def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> di
         splits[file.split].append(number)
     if not splits["validation"]:
         train = splits["train"]
-        held_out = stratified_splits([labels[n] for n in train], seed)["validation"]
+        held_out = stratified_splits([labels[n] for n in train], seed, share)["validation"]
         splits["validation"] = [train[k] for k in held_out]
         splits["train"] = sorted(set(train) - set(splits["validation"]))
     return {name: clips for name, clips in splits.items() if clips}

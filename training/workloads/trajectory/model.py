@@ -227,6 +227,10 @@ _CELL_WIDTH, _NUM_SEEN = 64, 16
 # A cell's outputs: how likely the ball is there, where within it (x, y), and what is seen there.
 NUM_TOLD = 3 + _NUM_SEEN
 _FLOOR = 0.01
+# How a path bends: its change of step (x, y), speed, turn, and distance from its middle.
+_NUM_BENDS = 5
+# How much a cell's motion counts at first: this times the logarithm of its mean square.
+_MOTION_GAIN = 2.0
 
 
 class TimeTransformer(nn.Module):
@@ -269,10 +273,13 @@ class PlaceTransformer(TimeTransformer):
 
     The expected place is the spatial softmax of Finn et al. 2016 (arXiv:1509.06113) over a grid
     of cells, each of which says how likely the ball is there, where within, and what is seen.
+    If it `is_guided`, it is also told how the path bends, which few clips do not teach it.
     """
 
     def __init__(self, c: RecipeConfig, *, num_frames: int, num_layers: int) -> None:
-        super().__init__(c, num_inputs=5 + _NUM_SEEN, num_frames=num_frames, num_layers=num_layers)
+        num_inputs = 5 + _NUM_SEEN + _NUM_BENDS * c.is_guided
+        super().__init__(c, num_inputs=num_inputs, num_frames=num_frames, num_layers=num_layers)
+        self.is_guided = c.is_guided
 
     def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Map each cell's NUM_TOLD numbers to class logits, futures and places (B, T, 2)."""
@@ -284,8 +291,22 @@ class PlaceTransformer(TimeTransformer):
         sure_BT1 = share_BTG1.square().sum(dim=2)
         seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
         step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
-        tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
-        return *self.outputs(tokens_BTE, place_BT2), place_BT2
+        tokens = [2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS]
+        if self.is_guided:
+            tokens += _bends(place_BT2, step_BT2)
+        return *self.outputs(torch.cat(tokens, dim=-1), place_BT2), place_BT2
+
+
+def _bends(place_BT2: Tensor, step_BT2: Tensor) -> list[Tensor]:
+    """Return how a path bends at each frame, in _NUM_BENDS numbers of about 1."""
+    before_BT2 = F.pad(step_BT2[:, :-1], (0, 0, 1, 0))
+    cross_BT = before_BT2[..., 0] * step_BT2[..., 1] - before_BT2[..., 1] * step_BT2[..., 0]
+    turn_BT = torch.atan2(cross_BT, (before_BT2 * step_BT2).sum(dim=2) + 1e-3)
+    away_BT2 = place_BT2 - place_BT2.mean(dim=1, keepdim=True)
+    # A gradient of a length of zero would be NaN.
+    speed_BT, away_BT = ((v_BT2.square().sum(2) + 1e-6).sqrt() for v_BT2 in (step_BT2, away_BT2))
+    lengths_BT3 = torch.stack([8.0 * speed_BT, turn_BT, 2.0 * away_BT], dim=2)
+    return [8.0 * (step_BT2 - before_BT2), lengths_BT3]
 
 
 class _TransformerHead(PlaceTransformer):
@@ -298,7 +319,8 @@ class _TransformerHead(PlaceTransformer):
     network sees each cell's features, their difference from the clip's own background, and those of
     its neighbours. With `pixel_width`, a light path is also trained on the pixels and their change
     since the previous frame: fast motion is seen on a finer grid, as in SlowFast networks
-    (Feichtenhofer et al. 2019, arXiv:1812.03982).
+    (Feichtenhofer et al. 2019, arXiv:1812.03982). A guided head begins by looking where the
+    features differ most from the background.
     """
 
     feature_mean_GC: Tensor
@@ -316,6 +338,7 @@ class _TransformerHead(PlaceTransformer):
         self.around = nn.Conv2d(_CELL_WIDTH, _CELL_WIDTH, 3, padding=1)
         self.tell_cell = nn.Conv2d(_CELL_WIDTH, NUM_TOLD, 1)
         self.on_pixels = _pixel_path(c.pixel_width) if c.pixel_width else None
+        self.motion_gain = nn.Parameter(torch.tensor(_MOTION_GAIN)) if c.is_guided else None
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
@@ -342,7 +365,14 @@ class _TransformerHead(PlaceTransformer):
             seen_NDHW = self.on_pixels(_pixels_and_change(frames_BTHW3))
             x_NDHW = F.interpolate(x_NDHW, size=seen_NDHW.shape[2:], mode="bilinear") + seen_NDHW
         x_NDHW = x_NDHW + F.gelu(self.around(x_NDHW))
-        told_NGE = self.tell_cell(x_NDHW).flatten(2).transpose(1, 2)
+        told_NEHW = self.tell_cell(x_NDHW)
+        if self.motion_gain is not None:
+            heat_BTG = self.motion_gain * (motion_BTGC.square().mean(dim=3) + _FLOOR).log()
+            heat_N1HW = heat_BTG.view(-1, 1, side, side)
+            if self.on_pixels is not None:
+                heat_N1HW = F.interpolate(heat_N1HW, size=told_NEHW.shape[2:], mode="bilinear")
+            told_NEHW = told_NEHW + F.pad(heat_N1HW, (0,) * 5 + (NUM_TOLD - 1,))
+        told_NGE = told_NEHW.flatten(2).transpose(1, 2)
         return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:2], -1, NUM_TOLD))
 
 
@@ -449,8 +479,8 @@ class TrainClipClassifier(ClipEvaluation):
         """Check the splits."""
         data = open_dataset(i.dataset.folder)
         failures = [failure for split in data.splits for failure in split_failures(data, split)]
-        facts = {"train_clips": len(data.splits["train"]), "chance": 1.0 / len(self.classes)}
-        return Start(failures=failures, facts=facts)
+        num_clips = {f"{split}_clips": len(data.splits[split]) for split in ("train", "validation")}
+        return Start(failures=failures, facts={**num_clips, "chance": 1.0 / len(self.classes)})
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """Return AdamW without weight decay for biases, norms and scalars."""

@@ -37,6 +37,7 @@ from training.workloads.trajectory.config import (
     MagvitConfig,
     RecipeConfig,
     TrajectoryConfig,
+    demo,
     full,
     laptop,
     magvit_b,
@@ -193,7 +194,7 @@ def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
         TrainTracker(config=c, name="tracker", view="tracker", epochs=c.tracker_epochs),
         Features(config=c),
         TrainHead(config=c, name="single_frame", view="single_frame", epochs=single),
-        TrainHead(config=c, name="shuffled", view="shuffled", epochs=mixed),
+        *([TrainHead(config=c, name="shuffled", view="shuffled", epochs=mixed)] if mixed else []),
         head,
     )
 
@@ -211,6 +212,8 @@ def _magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
 def _time_average(c: RecipeConfig) -> Sequence[Prepare | Train]:
     """Return the baseline's stages; it sees everything except the order of the frames."""
     epochs = c.time_average_epochs
+    if not epochs:
+        return ()
     return (
         MeanImages(config=c),
         TrainTimeAverage(config=c, name="time_average", view="time_average", epochs=epochs),
@@ -221,6 +224,7 @@ _AnyConfig: TypeAlias = TrajectoryConfig | MagvitConfig
 
 RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
     {
+        "demo": demo,
         "laptop": laptop,
         "full": full,
         "reference": reference,
@@ -238,11 +242,12 @@ class _Trajectory(Workload[_AnyConfig]):
     name: str = "trajectory"
     data_options: ClipOptions = field(default_factory=ClipOptions)
     recipes = RECIPES
-    # The datasets for which the recipes are made: 1,000, 4,000 and 10,000 clips.
+    # The datasets for which the recipes are made: 264, 1,000, 4,000 and 10,000 clips.
     nominal_samples = MappingProxyType(
         {
             **{name: {"train": 8_000, "validation": 1_000} for name in RECIPES},
             "laptop": {"train": 800, "validation": 100},
+            "demo": {"train": 165, "validation": 77},
             "magvit_laptop": {"train": 3_200, "validation": 400},
         }
     )
@@ -263,7 +268,8 @@ class _Trajectory(Workload[_AnyConfig]):
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        return make_dataset(out, count, seed, progress, self.data_options.difficulty)
+        o = self.data_options
+        return make_dataset(out, count, seed, progress, o.difficulty, o.validation_share)
 
     def import_dataset(
         self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress

@@ -23,21 +23,24 @@ from training.workloads.growth.growth_workload import GROWTH
 from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel
 
+SPARSE = ExpertBlock(hidden=16, num_experts=4)
+
 
 @pytest.mark.parametrize(
-    ("norm", "activation", "block", "is_tied", "kind", "most_off"),
+    ("norm", "activation", "blocks", "is_tied", "kind", "most_off"),
     [
         # Their rotary tables are in float32, whatever the model is in; so is Mixtral's router.
-        ("layer", "gelu", DenseBlock(hidden=24), True, "gpt_neox", 1e-6),
-        ("rms", "swiglu", DenseBlock(hidden=24), False, "llama", 1e-6),
-        ("rms", "swiglu", ExpertBlock(hidden=16, num_experts=4), True, "mixtral", 1e-5),
+        ("layer", "gelu", [DenseBlock(hidden=24)] * 2, True, "gpt_neox", 1e-6),
+        ("rms", "swiglu", [DenseBlock(hidden=24)] * 2, False, "llama", 1e-6),
+        ("rms", "swiglu", [SPARSE] * 2, True, "mixtral", 1e-5),
+        ("rms", "swiglu", [SPARSE, DenseBlock(hidden=24), SPARSE], False, "qwen2_moe", 1e-5),
     ],
 )
 def test_what_is_exported_gives_the_same_logits_and_loss(
     tmp_path: Path,
     norm: Norm,
     activation: Activation,
-    block: Block,
+    blocks: list[Block],
     is_tied: bool,
     kind: str,
     most_off: float,
@@ -45,10 +48,10 @@ def test_what_is_exported_gives_the_same_logits_and_loss(
     """`from_pretrained` reads the folder as it does one of the hub's."""
     from transformers import AutoModelForCausalLM
 
-    config = replace(small_config(norm, activation, is_tied), blocks=(block,) * 2)
+    config = replace(small_config(norm, activation, is_tied), blocks=tuple(blocks))
     ours = small_model(config).float()
-    if kind == "mixtral":
-        with pytest.raises(UserError, match="Mixtral has no biases, but blocks"):
+    if SPARSE in blocks:
+        with pytest.raises(UserError, match=r"(Mixtral|Qwen2-MoE) has no biases, but blocks"):
             write_hugging_face(ours, tmp_path / "no")
         with torch.no_grad():
             for name, parameter in ours.named_parameters():

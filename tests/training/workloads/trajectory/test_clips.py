@@ -79,11 +79,12 @@ def test_making_reports_progress_to_the_end_and_describes_itself(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {CLIPS_FILE, TRACKS_FILE, _LABELS_FILE}
 
 
-def test_every_class_is_in_every_split_in_its_share() -> None:
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_every_class_is_in_every_split_in_its_share(share: float) -> None:
     labels = [clip_label(0, index) for index in range(1000)]
-    splits = stratified_splits(labels, 0)
+    splits = stratified_splits(labels, 0, share)
     assert sorted(chain.from_iterable(splits.values())) == list(range(1000))
-    assert [round(len(splits[n]) / 1000, 2) for n in ("validation", "test")] == [0.1, 0.1]
+    assert [round(len(splits[n]) / 1000, 2) for n in ("validation", "test")] == [share, 0.1]
     for indices in splits.values():
         counts = np.bincount([labels[index] for index in indices], minlength=len(CLASSES))
         assert counts.min() > 0 and counts.max() - counts.min() <= 2
