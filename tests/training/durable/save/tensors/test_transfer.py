@@ -143,8 +143,8 @@ def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
 
 def test_an_error_stops_the_others_and_leaves_nothing_behind(tmp_path: Path) -> None:
     class Full(FolderStore):
-        def upload(self, key, size, part_bytes, stop):  # type: ignore[no-untyped-def]
-            upload = super().upload(key, size, part_bytes, stop)
+        def upload(self, *arguments):  # type: ignore[no-untyped-def]
+            upload = super().upload(*arguments)
             put = upload.put
 
             def put_until_full(number, start, data, sha256):  # type: ignore[no-untyped-def]
