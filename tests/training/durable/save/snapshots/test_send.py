@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
