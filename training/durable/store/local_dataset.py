@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,12 +108,12 @@ class VerifiedFiles:
         """Return what changes when the file does; None if it is missing or has another size."""
         path = self._folder / entry["name"]
         try:
-            stat = path.stat()
+            found = path.stat()
         except FileNotFoundError:
             return None
-        if not path.is_file() or stat.st_size != entry["bytes"]:
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry["bytes"]:
             return None
-        return [entry["sha256"], stat.st_size, stat.st_ino, stat.st_ctime_ns]
+        return [entry["sha256"], found.st_size, found.st_ino, found.st_ctime_ns]
 
     def _read_more(self) -> None:
         """Read what was appended since; lines of other machines, and damaged ones, do not count."""
@@ -146,9 +147,13 @@ class AppendedLines:
 
     def append(self, record: Any) -> None:
         """Append a record as JSON; no-op where the file cannot be written to."""
-        with contextlib.suppress(OSError), self._path.open("a") as file:
-            # A line break first: a writer that was killed may have left half a line.
-            file.write(f"\n{json.dumps(record)}\n")
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                # A line break first: a writer that was killed may have left half a line.
+                os.write(file, f"\n{json.dumps(record)}\n".encode())
+            finally:
+                os.close(file)
 
     def new(self) -> Iterator[str]:
         """Yield the lines appended since; none if the file is missing or another user's."""

@@ -92,7 +92,6 @@ class S3Store:
     num_threads = 16
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        import boto3
         import botocore.session
 
         self._bucket = bucket
@@ -111,7 +110,6 @@ class S3Store:
             # does not read: without a region each request would go to us-east-1 first.
             if not self._session.get_config_variable("region"):
                 self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
-            self._boto = boto3.session.Session(botocore_session=self._session)
             self._client_for(_READ_SECONDS)  # finds wrong settings now
 
     @property
@@ -256,8 +254,9 @@ class S3Store:
                     s3={"payload_signing_enabled": False},
                 )
                 with settings_checked():
-                    client = self._clients[seconds] = self._boto.client("s3", config=config)
+                    client = self._session.create_client("s3", config=config)
                 client.meta.events.register("before-send.s3.GetObject", self._learn)
+                self._clients[seconds] = client
             return self._clients[seconds]
 
     def repeating(
