@@ -45,7 +45,8 @@ class UnfinishedFile:
     def __init__(self, target: Path) -> None:
         self._target = target
         with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.is_dir():
+                target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
                 # Systems take 255 bytes in a name; the target's may have all of them.
                 name = os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])
