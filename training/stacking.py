@@ -67,6 +67,8 @@ class ItemLayout:
 
     def write(self, columns: Sequence[Tensor], first: int, items: Sequence[Any]) -> None:
         """Write samples into the rows from `first` on."""
+        if not items:
+            return
         rows = slice(first, first + len(items))
         # One call a column: a copy of each value would take longer than a small step's backward.
         for column, values in zip(columns, self._values(items), strict=True):
@@ -113,7 +115,14 @@ def _gather(structure: _Structure, items: Sequence[Any], found: list[list[Tensor
         others = [item for item in items if type(item) is not Tensor]
         if any(isinstance(item, Mapping | list | tuple) for item in others):
             return False
-        found.append([item if _is_plain(item) else _as_tensor(item) for item in items])
+        found.append(
+            [
+                item
+                if type(item) is Tensor and item.is_cpu and not item.requires_grad
+                else _as_tensor(item)
+                for item in items
+            ]
+        )
         return True
     kind, keys, parts = structure
     if any(type(item) is not kind for item in items):
@@ -149,11 +158,6 @@ def _built(structure: _Structure, leaves: Iterator[Any]) -> Any:
     if hasattr(structure.kind, "_fields"):
         return structure.kind(*parts)
     return structure.kind(parts)
-
-
-def _is_plain(leaf: Any) -> bool:
-    """Whether torch stacks it as it is."""
-    return type(leaf) is Tensor and leaf.is_cpu and not leaf.requires_grad
 
 
 def _as_tensor(leaf: Any) -> Tensor:
