@@ -72,16 +72,19 @@ $(GROUPS:%=.venv/.%): .venv/.%: requirements-%.txt $(READY)
 	@test $* != dev || $(NPM_CI)
 	@touch $@
 
-# A workload's compiled packages are for one Python only, the Deep Learning AMI's.
+# A workload's compiled packages are for one Python only, the Deep Learning AMI's; xxhash for each.
 WORKLOADS_OWN := $(wildcard userdata/requirements-*/*.txt)
+FAST_HASH := userdata/requirements-xxhash.txt
 DOWNLOAD = $(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
   --only-binary=:all: --dest $@.new
 # If the index lacks one workload's package, the others still get theirs; the next `make` retries.
-$(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
+$(WHEELS): userdata/requirements.txt $(FAST_HASH) $(WORKLOADS_OWN) | $(READY)
 	@rm -rf $@ $@.new
 	@$(DOWNLOAD) --platform manylinux_2_17_x86_64 --python-version 3.11 --requirement $< && { lacks=; \
 	  for pins in $(WORKLOADS_OWN); do \
 	    $(DOWNLOAD) --platform manylinux_2_28_x86_64 --python-version 3.13 --requirement $$pins || lacks=$$pins; \
+	  done; for python in 3.11 3.12 3.13; do \
+	    $(DOWNLOAD) --platform manylinux_2_17_x86_64 --python-version $$python --requirement $(FAST_HASH) || lacks=$(FAST_HASH); \
 	  done; mv $@.new $@; test -z "$$lacks" || { touch -t 197001020000 $@; false; }; } || \
 	  echo "no wheels for the instances (see above): if an image lacks a package, its boot will need an index" >&2
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl
 
+import xxhash
 from botocore.exceptions import BotoCoreError
 from moto.core.parse import PROTOCOL_PARSERS, RequestParserError
 from moto.core.request import Request, determine_request_protocol
@@ -141,13 +142,16 @@ def _pattern(text: str) -> re.Pattern[str] | None:
         return None
 
 
-# Of CRC32C, CRC64NVME and the XXHASH ones Python has none.
+# Of CRC32C and CRC64NVME Python has none.
 _DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
     "SHA256": lambda body: hashlib.sha256(body).digest(),
     "SHA512": lambda body: hashlib.sha512(body).digest(),
     "SHA1": lambda body: hashlib.sha1(body, usedforsecurity=False).digest(),
     "MD5": lambda body: hashlib.md5(body, usedforsecurity=False).digest(),
     "CRC32": lambda body: zlib.crc32(body).to_bytes(4, "big"),
+    "XXHASH64": xxhash.xxh64_digest,
+    "XXHASH3": xxhash.xxh3_64_digest,
+    "XXHASH128": xxhash.xxh3_128_digest,
 }
 _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 

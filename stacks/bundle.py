@@ -22,6 +22,7 @@ FOLDERS = ("contract", "training", "userdata")
 EXCLUDED = shutil.ignore_patterns("__pycache__", "*.pyc", "tests", ".*", "*.md")
 EXCLUDED_FOLDERS = ("training/proof",)
 REQUIREMENTS = "userdata/requirements.txt"
+FAST_HASH = "userdata/requirements-xxhash.txt"
 WHEELS = "userdata/wheels"
 
 
@@ -44,7 +45,10 @@ class CodeBundle(s3_assets.Asset):
         workload: str = "",
         add: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        own = sorted(root.glob(f"userdata/requirements-{glob.escape(workload)}/*.txt"))
+        own = [
+            *root.glob(FAST_HASH),
+            *sorted(root.glob(f"userdata/requirements-{glob.escape(workload)}/*.txt")),
+        ]
         pinned = _pinned_wheels([root / REQUIREMENTS, *own], wheels) if wheels else {}
         with tempfile.TemporaryDirectory(prefix="bundle-") as folder:
             for name in FOLDERS:

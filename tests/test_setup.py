@@ -68,7 +68,8 @@ def test_an_import_of_the_stacks_leaves_an_app_s_errors_alone(bare: Path) -> Non
 
 def test_make_passes_each_path_with_a_space_as_one_word(tmp_path: Path) -> None:
     checkout = tmp_path / "a folder"
-    files = ("requirements.txt", "userdata/requirements.txt", "stacks/checkov/requirements.txt")
+    names = ("", "userdata/", "stacks/checkov/")
+    files = [f"{name}requirements.txt" for name in names] + ["userdata/requirements-xxhash.txt"]
     for name in ("Makefile", "package-lock.json", *files):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, checkout / name)

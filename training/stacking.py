@@ -67,13 +67,23 @@ class ItemLayout:
 
     def write(self, columns: Sequence[Tensor], first: int, items: Sequence[Any]) -> None:
         """Write samples into the rows from `first` on."""
-        for row, item in enumerate(items, first):
-            values, structure = _flattened(item)
-            leaves = tuple((value.dtype, value.shape) for value in values)
-            if leaves != self.leaves or structure != self.structure:
-                raise differing(self, ItemLayout(structure, leaves))
-            for column, value in zip(columns, values, strict=True):
-                column[row].copy_(value)
+        if not items:
+            return
+        rows = slice(first, first + len(items))
+        # One call a column: a copy of each value would take longer than a small step's backward.
+        for column, values in zip(columns, self._values(items), strict=True):
+            torch.stack(values, out=column[rows])
+
+    def _values(self, items: Sequence[Any]) -> list[list[Tensor]]:
+        """Return the samples' values by column."""
+        found: list[list[Tensor]] = []
+        if not _gather(self.structure, items, found) or any(
+            value.dtype is not dtype or value.shape != shape
+            for values, (dtype, shape) in zip(found, self.leaves, strict=True)
+            for value in values
+        ):
+            raise differing(self, next(one for one in map(ItemLayout.of, items) if one != self))
+        return found
 
     def batch(self, columns: Sequence[Tensor]) -> Any:
         """Return the batch in the structure of its samples."""
@@ -99,9 +109,35 @@ def differing(one: ItemLayout, other: ItemLayout) -> UserError:
     )
 
 
+def _gather(structure: _Structure, items: Sequence[Any], found: list[list[Tensor]]) -> bool:
+    """Add the items' values to `found`, by leaf; False if an item has another structure."""
+    if structure is None:
+        others = [item for item in items if type(item) is not Tensor]
+        if any(isinstance(item, Mapping | list | tuple) for item in others):
+            return False
+        found.append(
+            [
+                item
+                if type(item) is Tensor and item.is_cpu and not item.requires_grad
+                else _as_tensor(item)
+                for item in items
+            ]
+        )
+        return True
+    kind, keys, parts = structure
+    if any(type(item) is not kind for item in items):
+        return False
+    if not issubclass(kind, Mapping):
+        if any(len(item) != len(parts) for item in items):
+            return False
+        keys = tuple(range(len(parts)))
+    elif any(tuple(item) != keys for item in items):
+        return False
+    columns = ([item[key] for item in items] for key in keys)
+    return all(_gather(part, column, found) for part, column in zip(parts, columns, strict=True))
+
+
 def _flattened(item: Any) -> tuple[list[Tensor], _Structure]:
-    if isinstance(item, Tensor):
-        return [item.detach()], None
     if isinstance(item, Mapping):
         keys, values = tuple(item), list(item.values())
     elif isinstance(item, list | tuple):
@@ -125,6 +161,8 @@ def _built(structure: _Structure, leaves: Iterator[Any]) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().cpu().as_subclass(Tensor)
     if not isinstance(leaf, np.ndarray | np.generic | int | float):
         raise UserError(
             f"a sample with a {type(leaf).__name__} cannot be stacked; let `get` return "

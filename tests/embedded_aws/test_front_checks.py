@@ -1,5 +1,6 @@
 """What AWS refuses and moto takes or fails at: each with AWS's own error."""
 
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +66,18 @@ def test_fails_an_upload_that_nobody_began(
         call(s3, {"Bucket": "uploads", "Key": "k", "UploadId": "x" * 20})
 
 
-@pytest.mark.parametrize("name", ["SHA256", "SHA1", "CRC32"])
+# Of the one byte "a".
+RIGHT = {
+    "SHA256": "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=",
+    "SHA1": "hvfkN/qlp/zhXR3cuerq6jd2Z7g=",
+    "CRC32": "6Le+Qw==",
+    "XXHASH64": "0k7E8amMbls=",
+    "XXHASH3": "5sYyth6WTh8=",
+    "XXHASH128": "qW+vcFrxaDTmxjK2HpZOHw==",
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
 def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
     aws: EmbeddedAws, name: str
 ) -> None:
@@ -73,9 +85,8 @@ def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
     s3.create_bucket(Bucket=f"digests-{name.lower()}")
     where = {"Bucket": f"digests-{name.lower()}", "Key": "k"}
     # A real client sends the checksum of what it meant, and bytes may change on their way.
-    wrong = {
-        f"Checksum{name}": {"SHA256": "A" * 43, "SHA1": "A" * 27, "CRC32": "AAAAAA="}[name] + "="
-    }
+    length = len(base64.b64decode(RIGHT[name]))
+    wrong = {f"Checksum{name}": base64.b64encode(bytes(length)).decode()}
     upload = {**where, "UploadId": s3.create_multipart_upload(**where)["UploadId"]}
     for call in (
         lambda: s3.put_object(**where, **wrong, Body=b"a"),
@@ -85,9 +96,7 @@ def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
             call()
         assert refused.value.response["Error"]["Code"] == "BadDigest"
     assert "Contents" not in s3.list_objects_v2(Bucket=f"digests-{name.lower()}")
-    right = {"SHA256": "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=", "CRC32": "6Le+Qw==",
-             "SHA1": "hvfkN/qlp/zhXR3cuerq6jd2Z7g="}[name]  # fmt: skip
-    s3.put_object(**where, **{f"Checksum{name}": right}, Body=b"a")
+    s3.put_object(**where, **{f"Checksum{name}": RIGHT[name]}, Body=b"a")
 
 
 def test_fails_a_key_that_does_not_exist_as_kms_does(aws: EmbeddedAws) -> None:

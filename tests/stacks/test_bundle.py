@@ -102,6 +102,9 @@ def test_wheels_of_one_workload_travel_with_it_alone_for_every_python_there_is(
     )
     _, files = _bundled(root, tmp_path / "other", wheels, "trajectory")
     assert not [name for name in files if name.endswith(".whl")]
+    own.rename(root / "userdata/requirements-xxhash.txt")
+    _, files = _bundled(root, tmp_path / "each", wheels, "trajectory")
+    assert len([name for name in files if name.endswith(".whl")]) == len(hashes)
 
 
 def test_a_package_without_its_wheel_is_named(root: Path, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_requirements_of_the_machine_are_those_of_the_repository() -> None:
     for name, num in (
         ("requirements.txt", 8),
         ("requirements-numpy.txt", 1),
+        ("requirements-xxhash.txt", 1),
         ("requirements-detection/scipy.txt", 1),
         ("requirements-detection/faster_coco_eval.txt", 1),
     ):

@@ -110,7 +110,9 @@ def test_an_interpreter_in_a_folder_with_a_space_is_found_by_scripts_and_service
     assert parse_environment_file(kept.read_text())["PYTHON"] == str(python)
 
 
-@pytest.mark.parametrize("lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy")])
+@pytest.mark.parametrize(
+    "lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy"), ("xxhash",)]
+)
 def test_boot_installs_what_the_image_lacks_and_nothing_else(
     root: Path, lacking: tuple[str, ...]
 ) -> None:
@@ -125,6 +127,7 @@ def test_boot_installs_what_the_image_lacks_and_nothing_else(
     wanted = [
         *(["userdata/requirements.txt"] if {"boto3", "safetensors"} & {*lacking} else []),
         *(["userdata/requirements-numpy.txt"] if "numpy" in lacking else []),
+        *(["userdata/requirements-xxhash.txt"] if "xxhash" in lacking else []),
     ]
     from_index = [line.split()[-1] for line in installed if "--no-index" not in line]
     assert from_index == wanted
@@ -157,6 +160,13 @@ def test_fails_where_neither_bundle_nor_index_has_what_the_workload_needs(root: 
     assert done.returncode == 1, "the index may be back at the next attempt"
     assert "requirements-detection/scipy.txt could not be installed, and the image" in done.stdout
     assert "deploy after `make setup`" in done.stdout
+
+
+def test_an_image_that_gets_no_xxhash_has_sha_256(root: Path) -> None:
+    image_without(root, "xxhash", pip="exit 1")
+    done = run_step(root, "interpreter")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("checksums are SHA-256 on this machine") == 1
 
 
 def test_the_bundles_wheels_are_installed_while_the_index_is_down(

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from contract.errors import UserError
 from contract.keys import PACKED, UNFINISHED
+from training.durable.store.local_dataset import checksums_of
 
 _WORKING = ".working"
 _LOCK = "lock"
@@ -58,7 +59,12 @@ class FinishedFiles:
     """The manifest's content for a dataset whose files are in place."""
 
     meta: Mapping[str, Any]
-    files: Sequence[Mapping[str, Any]]  # name, bytes, sha256
+    files: Sequence[Mapping[str, Any]]  # name, bytes, sha256, perhaps xxh128
+
+    @staticmethod
+    def checksums_of(path: Path) -> dict[str, str]:
+        """Return the checksums of a finished file by their names in a manifest."""
+        return checksums_of(path)
 
 
 class FolderOutput(Output):

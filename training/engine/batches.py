@@ -136,15 +136,15 @@ class Maker:
     def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
         """Make samples of an epoch."""
         derive = derive_seeds("sample", self._seed, epoch)
-        return [self._get(index, epoch, derive(index)) for index in ids]
+        get, rng, items = self._samples.get, self._rng, []
+        for index in ids:
+            rng.manual_seed(derive(index))
+            items.append(get(index, epoch, rng))
+        return items
 
     def collate(self, items: Sequence[Any]) -> Batch:
         """Combine samples in the workload's own way."""
         return self._samples.collate(items)
-
-    def _get(self, index: int, epoch: int, seed: int) -> Any:
-        self._rng.manual_seed(seed)
-        return self._samples.get(index, epoch, self._rng)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

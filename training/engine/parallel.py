@@ -267,7 +267,7 @@ class _Whole(Parallel):
         self._aside: list[list[Tensor | None]] = []
         self._statistics = _NormStatistics(model)
         self._num_micro_batches = 0
-        self._turns: list[Turn] = []
+        self._turns: Sequence[Turn] = ()
         self._ranks: _Gradients | None = None
         if world.size > 1:
             self._ranks = _Gradients(stage, self._parameters, world)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,8 @@ def share_of(number: int, num_micro: int) -> int:
     return ((number + 1) * SHARES - 1) // num_micro
 
 
-def turns(num_micro: int, rank: int, size: int) -> list[Turn]:
+@cache
+def turns(num_micro: int, rank: int, size: int) -> Sequence[Turn]:
     """The turns of a rank, one for each of its micro-batches."""
     if size not in RANKS:
         return [Turn(sets_aside=False, joins=0)] * len(own_micro_batches(num_micro, rank, size))

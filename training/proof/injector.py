@@ -382,10 +382,11 @@ class _FaultyUpload(Upload):
         self._key = key
         self._phase = _phase("put", key)
         self._upload: Upload = store.perform("put a part", key, self._phase, begin)
+        self.is_fast = self._upload.is_fast
 
-    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+    def put(self, number: int, start: int, data: memoryview, digest: bytes) -> None:
         """Upload one part."""
-        act = partial(self._upload.put, number, start, data, sha256)
+        act = partial(self._upload.put, number, start, data, digest)
         self._store.perform("put a part", self._key, self._phase, act)
 
     def is_ready(self) -> bool:

@@ -157,8 +157,9 @@ def read_json_record(
 
 
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
-# format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
-_FORMAT = 5
+# format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step,
+# format 6 xxh128 to files.
+_FORMAT = 6
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
 

@@ -42,6 +42,7 @@ from training.durable.store.local_dataset import (
     FileProgress,
     LocalDataset,
     VerifiedFiles,
+    compared_in,
     for_each_file,
     is_programs_own,
     list_files,
@@ -52,7 +53,14 @@ from training.durable.store.local_dataset import (
     syncing,
 )
 from training.durable.store.protocol import Store, StoreError, writing
-from training.durable.store.transfer import PART_BYTES, num_parts, run_all, write_at
+from training.durable.store.transfer import (
+    FAST,
+    PART_BYTES,
+    new_hash,
+    num_parts,
+    run_all,
+    write_at,
+)
 
 # Of one name in XFS, which the machines' data volumes have.
 _MOST_NAME_BYTES = 255
@@ -450,7 +458,8 @@ class _ArrivingFile:
         self._target = out / entry["name"]
         self._unfinished: UnfinishedFile | None = None
         self._arrived = dict[int, memoryview]()  # but not hashed yet
-        self._digest = hashlib.sha256()
+        self._checksum = compared_in(entry)
+        self._digest = new_hash(is_fast=self._checksum == FAST)
         self._next = 0  # to hash
         self._is_hashing = False
         self._lock = threading.Lock()
@@ -506,7 +515,7 @@ class _ArrivingFile:
     def _place(self, store: Store, buffer: memoryview) -> None:
         if not self.entry["bytes"] and store.get(self.entry["name"]) is None:
             raise self._explained(store, FileNotFoundError())
-        if self._digest.hexdigest() != self.entry["sha256"]:
+        if self._digest.hexdigest() != self.entry[self._checksum]:
             self._fetch_again(store, buffer)
         assert self._unfinished is not None
         self._unfinished.place()
@@ -514,10 +523,10 @@ class _ArrivingFile:
 
     def _fetch_again(self, store: Store, buffer: memoryview) -> None:
         """Fetch all of it again, as the transfer may have failed; a third try would hide faults."""
-        digest = hashlib.sha256()
+        digest = new_hash(is_fast=self._checksum == FAST)
         for number in range(self.num_parts):
             digest.update(self._read(store, number, buffer))
-        if digest.hexdigest() != self.entry["sha256"]:
+        if digest.hexdigest() != self.entry[self._checksum]:
             # Not a UserError: a machine with failing memory or a failing disk finds the same.
             different = StoreError(
                 f"{store.uri}/{self.entry['name']} does not match its checksum in the manifest; "

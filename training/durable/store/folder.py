@@ -32,7 +32,7 @@ from training.durable.store.protocol import (
     writing,
 )
 from training.durable.store.s3 import S3Store
-from training.durable.store.transfer import write_at
+from training.durable.store.transfer import has_fast_hash, write_at
 
 _NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _NAME_BYTES = 240
@@ -45,7 +45,8 @@ class UnfinishedFile:
     def __init__(self, target: Path) -> None:
         self._target = target
         with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.is_dir():
+                target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
                 # Systems take 255 bytes in a name; the target's may have all of them.
                 name = os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])
@@ -157,8 +158,12 @@ class FolderStore:
         with self._replacing(key) as copy:
             shutil.copyfile(path, copy)
 
-    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
-        return _FileUpload(self._at(key), size)
+    def upload(
+        self, key: str, size: int, part_bytes: int, stop: threading.Event, may_be_fast: bool = False
+    ) -> Upload:
+        upload = _FileUpload(self._at(key), size)
+        upload.is_fast = may_be_fast and has_fast_hash()
+        return upload
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         with _reading(self._at(key)), self._at(key).open("rb", buffering=0) as stream:
@@ -253,7 +258,7 @@ class _FileUpload(Upload):
                 self.abort()
                 raise
 
-    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+    def put(self, number: int, start: int, data: memoryview, digest: bytes) -> None:
         done = 0
         with writing(self._target):
             if self._direct >= 0 and start % _PAGE == 0:

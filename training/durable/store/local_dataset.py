@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from contract.program import WORKLOAD as PROGRAM
 from contract.source import NOT_TEXT
 from training.durable.store.folder import write_whole
 from training.durable.store.protocol import StoreError, writing
+from training.durable.store.transfer import FAST, has_fast_hash, new_hash
 from training.durable.tally import Tally
 
 RECORD = ".verified.jsonl"
@@ -36,17 +38,32 @@ READS = ".reads.jsonl"
 _MACHINE_ID = Path("/etc/machine-id")
 _CHUNK = 4 * 1024 * 1024
 
-# name, bytes and sha256 of a file, as in the manifest
+# name, bytes, sha256 and perhaps xxh128 of a file, as in the manifest
 Entry: TypeAlias = Mapping[str, Any]
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, read in chunks."""
-    digest = hashlib.sha256()
+    return checksums_of(path, ("sha256",))["sha256"]
+
+
+def checksums_of(path: Path, names: Iterable[str] = ()) -> dict[str, str]:
+    """Return the file's checksums by name; without `names`, those of a new manifest."""
+    digests = {name: new_hash(is_fast=name == FAST) for name in names or _new_checksums()}
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+            for digest in digests.values():
+                digest.update(chunk)
+    return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def _new_checksums() -> tuple[str, ...]:
+    return ("sha256", FAST) if has_fast_hash() else ("sha256",)
+
+
+def compared_in(entry: Entry) -> str:
+    """Return which of a file's checksums to compare: the fast one where it has it."""
+    return FAST if entry.get(FAST) and has_fast_hash() else "sha256"
 
 
 class VerifiedFiles:
@@ -73,8 +90,8 @@ class VerifiedFiles:
         """Whether the file has the manifest's size and checksum; `again` hashes it in any case."""
         if not again and self.holds(entry):
             return True
-        path, before = self._folder / entry["name"], self._identity(entry)
-        if before is None or sha256_of(path) != entry["sha256"]:
+        path, before, name = self._folder / entry["name"], self._identity(entry), compared_in(entry)
+        if before is None or checksums_of(path, (name,))[name] != entry[name]:
             return False
         self.add(entry, before)
         return True
@@ -91,12 +108,12 @@ class VerifiedFiles:
         """Return what changes when the file does; None if it is missing or has another size."""
         path = self._folder / entry["name"]
         try:
-            stat = path.stat()
+            found = path.stat()
         except FileNotFoundError:
             return None
-        if not path.is_file() or stat.st_size != entry["bytes"]:
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry["bytes"]:
             return None
-        return [entry["sha256"], stat.st_size, stat.st_ino, stat.st_ctime_ns]
+        return [entry["sha256"], found.st_size, found.st_ino, found.st_ctime_ns]
 
     def _read_more(self) -> None:
         """Read what was appended since; lines of other machines, and damaged ones, do not count."""
@@ -130,9 +147,13 @@ class AppendedLines:
 
     def append(self, record: Any) -> None:
         """Append a record as JSON; no-op where the file cannot be written to."""
-        with contextlib.suppress(OSError), self._path.open("a") as file:
-            # A line break first: a writer that was killed may have left half a line.
-            file.write(f"\n{json.dumps(record)}\n")
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                # A line break first: a writer that was killed may have left half a line.
+                os.write(file, f"\n{json.dumps(record)}\n".encode())
+            finally:
+                os.close(file)
 
     def new(self) -> Iterator[str]:
         """Yield the lines appended since; none if the file is missing or another user's."""
@@ -333,18 +354,18 @@ def list_files(
     for path in paths:
         if NOT_TEXT.search(str(path.relative_to(folder))):
             raise UserError(f"{os.fsencode(path)!r} has a name that is not UTF-8; rename it")
-    sums = dict[str, str]()
+    sums = dict[str, dict[str, str]]()
     files: list[Entry] = [
         {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size}
         for path in paths
     ]
 
     def add_checksum(entry: Entry) -> bool:
-        sums[entry["name"]] = sha256_of(folder / entry["name"])
+        sums[entry["name"]] = checksums_of(folder / entry["name"])
         return True
 
     for_each_file(files, add_checksum, progress)
-    files = [{**entry, "sha256": sums[entry["name"]]} for entry in files]
+    files = [{**entry, **sums[entry["name"]]} for entry in files]
     return manifest_of(folder.resolve().name, workload, meta, files)
 
 

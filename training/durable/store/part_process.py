@@ -73,7 +73,7 @@ class PartProcess:
     def send(
         self, order: Mapping[str, Any], memory: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, str, bytes]]:
-        """Send every part of the memory; yield number, ETag and SHA-256 of each as they arrive.
+        """Send every part of the memory; yield number, ETag and digest of each as they arrive.
 
         Ends early once it `must_stop`, but only when nothing of the order is being sent any more.
         """
@@ -81,7 +81,7 @@ class PartProcess:
         assert worker is not None
         with worker.ordered(order, memory) as answers:
             while "end" not in (answer := worker.next_answer(answers, must_stop)):
-                yield answer["part"], answer["tag"], bytes.fromhex(answer["sha256"])
+                yield answer["part"], answer["tag"], bytes.fromhex(answer["digest"])
         if answer["end"]:
             raise (LastingError if answer["is_lasting"] else StoreError)(answer["end"])
 

@@ -4,7 +4,6 @@ It never starts, completes or aborts an upload, so nothing that it sends exists 
 completes it; it ends when its trainer does, however that ends. It imports no torch.
 """
 
-import hashlib
 import json
 import mmap
 import os
@@ -23,6 +22,7 @@ from contract.errors import UserError
 from training.durable.store.part_process import READY
 from training.durable.store.protocol import CredentialsError, LastingError, StoreError
 from training.durable.store.s3 import S3Store
+from training.durable.store.transfer import new_hash
 
 # A core hashes more than 10 Gb/s can carry, and training and its loader need the others. No nice
 # value either: where those take every core, a save would hardly ever end.
@@ -37,6 +37,7 @@ class _Order:
         order = json.loads(text)
         self._store = store
         self._where: dict[str, str] = order["where"]
+        self._is_fast: bool = order["is_fast"]
         # The newest order knows best: JSON has the infinity of Python.
         store.patience.deadline = partial(float, order["deadline"])
         self._size, self._part_bytes = int(order["size"]), int(order["part_bytes"])
@@ -82,9 +83,9 @@ class _Order:
         start = number * self._part_bytes
         data = memoryview(self._memory)[start : min(start + self._part_bytes, self._size)]
         with _HASHING:
-            digest = hashlib.sha256(data).digest()
+            digest = new_hash(data, is_fast=self._is_fast).digest()
         tag = self._store.put_part(self._stop, self._where, number, data, digest)
-        return {"part": number, "tag": tag, "sha256": digest.hex()}
+        return {"part": number, "tag": tag, "digest": digest.hex()}
 
     def _answer(self, answer: dict[str, Any]) -> None:
         with suppress(ConnectionError):  # the trainer has given up the order

@@ -103,7 +103,9 @@ class Upload:
     The object counts only once `finish` returns; parts of a multipart upload are invisible before.
     """
 
-    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
+    is_fast = False  # whether the digests of its parts are xxh128, not SHA-256
+
+    def put(self, number: int, start: int, data: memoryview, digest: bytes) -> None:
         """Write part `number` (from 0), which starts at byte `start`."""
         raise NotImplementedError
 
@@ -127,7 +129,7 @@ class Upload:
     ) -> Iterator[tuple[int, bytes]]:
         """Make that process write every part of the memory with this file descriptor.
 
-        Yields number and SHA-256 of each; ends early once it `must_stop`.
+        Yields number and digest of each; ends early once it `must_stop`.
         """
         raise NotImplementedError
 
@@ -176,8 +178,13 @@ class Store(Protocol):
     def put_file(self, key: str, path: Path) -> None:
         """Upload a file of any size."""
 
-    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> "Upload":
-        """Start writing a key that has no other writer, in parts of `part_bytes`."""
+    def upload(
+        self, key: str, size: int, part_bytes: int, stop: threading.Event, may_be_fast: bool = False
+    ) -> "Upload":
+        """Start writing a key that has no other writer, in parts of `part_bytes`.
+
+        `may_be_fast`: nobody needs the SHA-256 of its parts.
+        """
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         """Fill `data` with the key's bytes from `start`; FileNotFoundError without such a key."""

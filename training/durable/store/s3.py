@@ -3,7 +3,8 @@
 A conditional write is tried once and never retried without the caller's knowledge: after a lost
 response the nonce (record/head.py) decides. All else is retried here, request by request:
 botocore's own retries, which differ between its versions, are off. Each part of an upload is
-retried by itself, with its SHA-256; only the process that started an upload completes or aborts it.
+retried by itself, with its checksum; only the process that started an upload completes or aborts
+it. Parts have S3's XXHASH128 where the service has once said back what it compared, else SHA-256.
 """
 
 import base64
@@ -45,7 +46,14 @@ from training.durable.store.protocol import (
     writing,
 )
 from training.durable.store.s3_ranges import RangeReader, UnsureError, reader_like
-from training.durable.store.transfer import num_parts, receive_file, send_file
+from training.durable.store.transfer import (
+    has_fast_hash,
+    is_fast_digest,
+    new_hash,
+    num_parts,
+    receive_file,
+    send_file,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +62,8 @@ _Answer = TypeVar("_Answer")
 _CONNECT_SECONDS = 5.0
 # The longest silence of a connection, in powers of two; less when the time left is short.
 _READ_SECONDS, _CONDITIONAL_SECONDS = 32.0, 8.0
+# S3's name for xxh128, and a part that asks whether the service compares it.
+_FAST, _PROBE = "XXHASH128", b"Is this compared?"
 # Trouble is reported once it has lasted for so long, and again after as long.
 _LINE_SECONDS = 5.0
 # How many of our own requests may fail, before any has worked, until botocore makes them all.
@@ -82,7 +92,6 @@ class S3Store:
     num_threads = 16
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        import boto3
         import botocore.session
 
         self._bucket = bucket
@@ -93,6 +102,7 @@ class S3Store:
         self._clients: dict[float, Any] = {}  # by the seconds of their timeouts
         self._lock = threading.Lock()
         self._warned = 0.0
+        self.compares_fast: bool | None = None  # whether it knows XXHASH128; None: not asked yet
         self._reader: RangeReader | None = None
         self._doubts = 0
         with self._errors(""):
@@ -100,7 +110,6 @@ class S3Store:
             # does not read: without a region each request would go to us-east-1 first.
             if not self._session.get_config_variable("region"):
                 self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
-            self._boto = boto3.session.Session(botocore_session=self._session)
             self._client_for(_READ_SECONDS)  # finds wrong settings now
 
     @property
@@ -137,9 +146,12 @@ class S3Store:
         with writing(path):
             send_file(self, key, path)
 
-    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
+    def upload(
+        self, key: str, size: int, part_bytes: int, stop: threading.Event, may_be_fast: bool = False
+    ) -> Upload:
         """Start an upload: one request if it is one part, else a multipart upload."""
-        return _S3Upload(self, key, stop, self._at(key), num_parts(size, part_bytes))
+        count = num_parts(size, part_bytes)
+        return _S3Upload(self, key, stop, self._at(key), count, may_be_fast and has_fast_hash())
 
     def put_part(
         self,
@@ -147,24 +159,43 @@ class S3Store:
         where: dict[str, str],
         number: int,
         data: memoryview,
-        sha256: bytes,
+        digest: bytes,
     ) -> str:
         """Send a part of an upload, or the whole object if it has no others; return its ETag.
 
         The upload may be one that another process started.
         """
-        checksum = base64.b64encode(sha256).decode()
+        checksum = _checksum_of(digest)
 
         def send(client: Any) -> Any:
             body: Any = Body(data) if len(data) else b""
             if "UploadId" not in where:
-                return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
-            return client.upload_part(
-                **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
-            )
+                return client.put_object(**where, Body=body, **checksum)
+            return client.upload_part(**where, PartNumber=number + 1, Body=body, **checksum)
 
         key = where["Key"].removeprefix(self._prefix)
         return str(self.repeating(key, send, stop)["ETag"])
+
+    def is_fast_compared(self, where: dict[str, str]) -> bool:
+        """Whether the service compares xxh128: then it returns it for the part of an upload.
+
+        Asked once, by an upload that is aborted. In trouble, this process keeps to SHA-256, which
+        costs time alone.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if self.compares_fast is None:
+            sent = _checksum_of(new_hash(_PROBE, is_fast=True).digest())
+            about = {**where, "ChecksumAlgorithm": _FAST}
+            try:
+                client = self._client_for(_CONDITIONAL_SECONDS)
+                upload = {"UploadId": client.create_multipart_upload(**about)["UploadId"]}
+                answer = client.upload_part(**about, **upload, PartNumber=1, Body=_PROBE, **sent)
+                client.abort_multipart_upload(**where, **upload)
+                self.compares_fast = sent.items() <= answer.items()
+            except (ClientError, BotoCoreError, SettingsError):
+                self.compares_fast = False
+        return self.compares_fast
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         refuse_outside(self.uri, key)
@@ -219,12 +250,13 @@ class S3Store:
                     connect_timeout=min(_CONNECT_SECONDS, seconds),
                     read_timeout=seconds,
                     max_pool_connections=32,
-                    # Each body's SHA-256 is in a signed header; signing it would hash it again.
+                    # Each body's checksum is in a signed header; signing it would hash it again.
                     s3={"payload_signing_enabled": False},
                 )
                 with settings_checked():
-                    client = self._clients[seconds] = self._boto.client("s3", config=config)
+                    client = self._session.create_client("s3", config=config)
                 client.meta.events.register("before-send.s3.GetObject", self._learn)
+                self._clients[seconds] = client
             return self._clients[seconds]
 
     def repeating(
@@ -363,6 +395,12 @@ def _status(error: Any) -> int:
     return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
+def _checksum_of(digest: bytes) -> dict[str, str]:
+    """Return the digest as a request's checksum."""
+    name = _FAST if is_fast_digest(digest) else "SHA256"
+    return {f"Checksum{name}": base64.b64encode(digest).decode()}
+
+
 _MEBIBYTE = 1024 * 1024
 
 
@@ -370,21 +408,29 @@ class _S3Upload(Upload):
     """An upload by this process; parts in shared memory are sent by the store's other process."""
 
     def __init__(
-        self, store: S3Store, key: str, stop: threading.Event, where: dict[str, str], count: int
+        self,
+        store: S3Store,
+        key: str,
+        stop: threading.Event,
+        where: dict[str, str],
+        count: int,
+        may_be_fast: bool,
     ) -> None:
         """`count` is the number of parts."""
         self._store, self._stop, self._where = store, stop, where
         self._repeating = partial(store.repeating, key, stop=stop)
-        self._sums, self._tags = [""] * count, [""] * count
+        self._parts: list[dict[str, Any]] = [{}] * count
         if count > 1:
+            self.is_fast = may_be_fast and store.is_fast_compared(where)
+            name = _FAST if self.is_fast else "SHA256"
             answer = self._repeating(
-                lambda client: client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256")
+                lambda client: client.create_multipart_upload(**where, ChecksumAlgorithm=name)
             )
             self._where = {**where, "UploadId": answer["UploadId"]}
 
-    def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        tag = self._store.put_part(self._stop, self._where, number, data, sha256)
-        self._arrived(number, tag, sha256)
+    def put(self, number: int, start: int, data: memoryview, digest: bytes) -> None:
+        tag = self._store.put_part(self._stop, self._where, number, data, digest)
+        self._arrived(number, tag, digest)
 
     def is_ready(self) -> bool:
         return self._store.part_process.is_ready()
@@ -393,27 +439,29 @@ class _S3Upload(Upload):
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
         store, order = self._store, {"where": self._where, "size": size, "part_bytes": part_bytes}
-        order["deadline"] = store.patience.deadline()
-        for number, tag, sha256 in store.part_process.send(order, memory, must_stop):
-            self._arrived(number, tag, sha256)
-            yield number, sha256
+        order |= {"deadline": store.patience.deadline(), "is_fast": self.is_fast}
+        for number, tag, digest in store.part_process.send(order, memory, must_stop):
+            self._arrived(number, tag, digest)
+            yield number, digest
 
     def finish(self) -> None:
         if "UploadId" not in self._where:
             return
-        parts = [
-            {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
-            for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
-        ]
 
         def complete(client: Any) -> None:
+            whole = {"Parts": self._parts}
             try:
-                client.complete_multipart_upload(**self._where, MultipartUpload={"Parts": parts})
+                client.complete_multipart_upload(**self._where, MultipartUpload=whole)
             except client.exceptions.NoSuchUpload:
                 # Completed by an earlier attempt whose response was lost, or it does not exist.
                 client.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
 
-        self._repeating(complete)
+        try:
+            self._repeating(complete)
+        except StoreError:
+            if self.is_fast:  # whatever it has against this checksum, the next try does without
+                self._store.compares_fast = False
+            raise
 
     def abort(self) -> None:
         """Try once: the bucket's lifecycle rule deletes what is left after a day."""
@@ -424,9 +472,8 @@ class _S3Upload(Upload):
                 client = self._store._client_for(_CONDITIONAL_SECONDS)
                 client.abort_multipart_upload(**self._where)
 
-    def _arrived(self, number: int, tag: str, sha256: bytes) -> None:
-        self._tags[number] = tag
-        self._sums[number] = base64.b64encode(sha256).decode()
+    def _arrived(self, number: int, tag: str, digest: bytes) -> None:
+        self._parts[number] = {"PartNumber": number + 1, "ETag": tag, **_checksum_of(digest)}
 
 
 class Body(io.RawIOBase):

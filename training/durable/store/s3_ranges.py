@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -153,17 +154,24 @@ class RangeReader:
         scope = f"{now[:8]}/{self._bucket.region}/s3/aws4_request"
         digest = hashlib.sha256(asked.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{digest}"
-        secret = f"AWS4{found.secret_key}".encode()
-        for part in (*scope.split("/"), text):
-            secret = hmac.digest(secret, part.encode(), "sha256")
+        signature = hmac.digest(_signing_key(found.secret_key, scope), text.encode(), "sha256")
         authorization = (
             f"AWS4-HMAC-SHA256 Credential={found.access_key}/{scope}, "
-            f"SignedHeaders={names}, Signature={secret.hex()}"
+            f"SignedHeaders={names}, Signature={signature.hex()}"
         )
         return (
             f"GET {path} HTTP/1.1\r\n{lines.replace(chr(10), chr(13) + chr(10))}"
             f"Range: bytes={start}-{start + size - 1}\r\nAuthorization: {authorization}\r\n\r\n"
         ).encode()
+
+
+@lru_cache(maxsize=1)
+def _signing_key(secret: str, scope: str) -> bytes:
+    """Derive a day's key."""
+    key = f"AWS4{secret}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
 
 
 def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:

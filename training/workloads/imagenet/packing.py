@@ -352,6 +352,7 @@ class _Packed:
 
     num_bytes: int
     sha256: str
+    xxh128: str = ""  # empty in a record of an older version
     rows: NDArray[Any]
     num_pixels: int
     num_converted: int
@@ -388,11 +389,9 @@ def _pack_shard(shard: _Shard, output: Output, working: Path) -> _Packed:
         num_converted += made.is_converted
     path = working / shard.name
     rows = write_shard(path, shard.number, images)
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     packed = _Packed(
         num_bytes=path.stat().st_size,
-        sha256=sha256,
+        **FinishedFiles.checksums_of(path),
         rows=rows,
         num_pixels=num_pixels,
         num_converted=num_converted,
@@ -567,8 +566,8 @@ def _finish(
     else:
         output.delete([_LEFT_OUT])
     files = [
-        _file(shard.name, packed[shard.name].num_bytes, packed[shard.name].sha256)
-        for shard in shards
+        _file(shard.name, one.num_bytes, one.sha256, one.xxh128)
+        for shard, one in ((shard, packed[shard.name]) for shard in shards)
     ]
     for name, content in other_files.items():
         output.write(name, content)
@@ -588,8 +587,9 @@ def _finish(
     return FinishedFiles(meta=meta, files=sorted(files, key=lambda file: str(file["name"])))
 
 
-def _file(name: str, num_bytes: int, sha256: str) -> Mapping[str, Any]:
-    return {"name": name, "bytes": num_bytes, "sha256": sha256}
+def _file(name: str, num_bytes: int, sha256: str, xxh128: str = "") -> Mapping[str, Any]:
+    fast = {"xxh128": xxh128} if xxh128 else {}
+    return {"name": name, "bytes": num_bytes, "sha256": sha256, **fast}
 
 
 def _json(value: Any) -> bytes:

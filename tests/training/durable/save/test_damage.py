@@ -31,9 +31,9 @@ def interrupted(run: Run, stage: str, step: int) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("model.safetensors", "does not match its SHA-256"),
+        ("model.safetensors", "does not match its checksum"),
         ("optimizer.safetensors", "is missing"),
-        ("state.json", "does not match its SHA-256"),
+        ("state.json", "does not match its checksum"),
         ("state.json", "is missing"),
         ("", "Too many levels of symbolic links"),
         ("model.safetensors", "Too many levels of symbolic links"),
@@ -71,7 +71,7 @@ def test_a_damaged_stage_end_falls_back_to_an_older_state_of_its_stage(
     assert resumed["checkpoint"] == before.name
     passed_over = {entry["name"]: entry["why"] for entry in resumed["passed_over"]}
     assert set(passed_over) == {end.name, after.name}
-    assert "model.safetensors does not match its SHA-256" in passed_over[end.name]
+    assert "model.safetensors does not match its checksum" in passed_over[end.name]
     assert passed_over[after.name].startswith("the end of stage 'first'")
     assert passed_over[after.name].endswith("and its stage started from there")
     assert_equal(run, whole)
@@ -161,7 +161,7 @@ def test_what_was_damaged_on_its_way_is_read_again(
 
     monkeypatch.setattr(FolderStore, "read_into", read_badly)
     assert run.attempt() == 0
-    assert "state.json does not match its SHA-256; reading it again" in capsys.readouterr().out
+    assert "state.json does not match its checksum; reading it again" in capsys.readouterr().out
     assert run.events("resumed")[-1]["passed_over"] == []
     assert_equal(run, whole)
 
@@ -225,7 +225,7 @@ def test_a_head_of_the_older_format_is_gone_on_from(run: Run, whole: Run) -> Non
     edit_head(run, to_format_1)
     assert run.attempt() == 0
     assert run.events("resumed")[-1]["passed_over"] == []
-    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 5
+    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 6
     assert_equal(run, whole)
 
 
@@ -237,7 +237,7 @@ def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
     before = snapshot_of(run)
     assert run.attempt() == 2
     assert (
-        "head.json has format 99, but this version knows 1 to 5; "
+        "head.json has format 99, but this version knows 1 to 6; "
         "run the bundle that config.json names"
     ) in capsys.readouterr().err
     assert snapshot_of(run) == before

@@ -22,20 +22,25 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
 from training.durable.record.metrics import Events
-from training.durable.store import local_dataset
+from training.durable.store import local_dataset, transfer
 from training.durable.store.dataset import StoredDataset
 from training.durable.store.folder import open_store
 from training.durable.store.local_dataset import (
     LocalDataset,
+    checksums_of,
     is_syncing,
     manifest_of,
-    sha256_of,
 )
 from training.durable.store.protocol import StoreError
 
 
 def silent(done: int, total: int, size: int) -> None:
     pass
+
+
+def entries_of(folder: Path) -> list[dict[str, str]]:
+    entries: list[dict[str, str]] = json.loads((folder / MANIFEST).read_bytes())["files"]
+    return entries
 
 
 def test_what_is_uploaded_comes_back(store_uri: str, dataset: Path, tmp_path: Path) -> None:
@@ -70,10 +75,21 @@ def test_fails_to_sync_a_name_that_no_disk_takes(bucket_uri: str, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("other", ["", "an older manifest", "a reader without xxhash"])
 def test_a_sync_fetches_only_what_is_missing_or_damaged(
-    store_uri: str, dataset: Path, tmp_path: Path
+    store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
+    pytest.importorskip("xxhash")
     store = open_store(store_uri)
+    assert all(entry["sha256"] and entry["xxh128"] for entry in entries_of(dataset))
+    if other == "an older manifest":
+        dataset = shutil.copytree(dataset, tmp_path / "older")
+        manifest = json.loads((dataset / MANIFEST).read_bytes())
+        manifest["files"] = [{**e, "xxh128": ""} for e in manifest["files"]]
+        (dataset / MANIFEST).write_text(json.dumps(manifest).replace(', "xxh128": ""', ""))
+        assert not any("xxh128" in entry for entry in entries_of(dataset))
+    elif other:
+        monkeypatch.setattr(transfer, "xxh3_128", None)
     StoredDataset(store).upload(dataset, silent)
     out = tmp_path / "out"
     StoredDataset(store).sync(out, silent)
@@ -201,11 +217,11 @@ def test_a_file_is_hashed_once_per_machine(
     out, hashed = tmp_path / "out", list[str]()
     StoredDataset(open_store(str(dataset))).sync(out, silent)
 
-    def hash_and_tell(path: Path) -> str:
+    def hash_and_tell(path: Path, names: tuple[str, ...]) -> dict[str, str]:
         hashed.append(path.name)
-        return sha256_of(path)
+        return checksums_of(path, names)
 
-    monkeypatch.setattr(local_dataset, "sha256_of", hash_and_tell)
+    monkeypatch.setattr(local_dataset, "checksums_of", hash_and_tell)
     LocalDataset.open(out)
     assert hashed == []
     (out / "notes" / "about.txt").touch()

@@ -200,7 +200,7 @@ def test_a_sender_reports_what_no_other_machine_mends(bucket_uri: str) -> None:
     store.patience.is_reached = True
     memory = os.memfd_create("parts")
     os.ftruncate(memory, 1)
-    order = {"where": {}, "deadline": "inf", "size": 1, "part_bytes": 1}
+    order = {"where": {}, "deadline": "inf", "size": 1, "part_bytes": 1, "is_fast": False}
 
     def refuse(*_: Any) -> str:
         raise LastingError("the key is off")

@@ -5,6 +5,7 @@ import os
 import resource
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from tests.training.workloads.imagenet.photographs import (
 )
 from training.cli.main import main
 from training.durable.store.folder import open_store
+from training.durable.store.local_dataset import checksums_of
+from training.durable.store.transfer import has_fast_hash
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.image_dataset import _read_validation_classes
 from training.workloads.imagenet.packing import INDEX
@@ -50,6 +53,13 @@ def test_others_read_the_shards_and_every_image_is_in_them_once(tmp_path: Path) 
     for sample, row in zip(found, index, strict=True):
         shard = (out / f"train-{row['shard']:05d}.tar").read_bytes()
         assert shard[row["offset"] : row["offset"] + row["length"]] == sample["jpg"]
+    files: Any = manifest(out)["files"]
+    shards = [one for one in files if one["name"].endswith(".tar")]
+    checksums = ("sha256", "xxh128") if has_fast_hash() else ("sha256",)
+    assert {tuple(one) for one in shards} == {("name", "bytes", *checksums)}
+    assert all(
+        checksums_of(out / one["name"])[name] == one[name] for one in shards for name in checksums
+    )
 
 
 def test_the_meta_tells_sizing_what_an_image_is_like(tmp_path: Path) -> None:

@@ -272,6 +272,8 @@ def _copy(source: Path, target: Path, ends: float) -> None:
 class CapturedFile(Contents):
     """A captured file, hashed first because the store may already have its contents."""
 
+    is_named_by_content = True
+
     def __init__(self, path: str, source: Path, size: int) -> None:
         self.path = path
         self.name = ""  # the blob that it becomes
@@ -321,7 +323,7 @@ class CapturedFile(Contents):
             raise ChangedError(f"{self.path!r} became shorter while it was sent")
         return memoryview(data)
 
-    def digest(self, part: int, data: memoryview) -> bytes:
+    def digest(self, part: int, data: memoryview, *, is_fast: bool) -> bytes:
         return self._digests[part]
 
     def content(self, blob: str | None, start: int = 0) -> Content:

@@ -197,6 +197,8 @@ class Blobs:
 class _StoredBlob(Contents):
     """A blob in the store as the contents of its second copy, verified as it is read."""
 
+    is_named_by_content = True
+
     def __init__(self, store: Store, blob: str, size: int, contents: Collection[Content]) -> None:
         self.name = second_key(blob).removeprefix(BLOBS)
         self._store, self._key, self._size = store, blob_key(blob), size

@@ -237,7 +237,7 @@ def _receive(
 ) -> None:
     with _missing(file):
         if not receive(store, prefix + file.name, file, place_bytes):
-            raise DamagedCheckpointError(f"{file.name} does not match its SHA-256")
+            raise DamagedCheckpointError(f"{file.name} does not match its checksum")
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_a_notice_in_long_work_has_every_rank_write_its_staged_share(
     "why",
     [
         # Damage of every kind, by one rank: tests/training/durable/save/test_damage.py.
-        pytest.param("does not match its SHA-256", marks=pytest.mark.slow),
+        pytest.param("does not match its checksum", marks=pytest.mark.slow),
         "403 Forbidden",
     ],
 )
