@@ -95,7 +95,7 @@ def code_lines(text: str, module: ast.Module) -> int:
     """Count lines without those that are blank, a comment, or part of a docstring."""
     described = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings: set[int] = set()
-    for node in ast.walk(module):
+    for node in (module, *_statements(module)):
         if isinstance(node, described) and ast.get_docstring(node, clean=False) is not None:
             docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return sum(
@@ -120,11 +120,19 @@ def _imported(files: Mapping[str, ast.Module]) -> Mapping[str, set[str]]:
 
 def imports_of(module: ast.Module) -> Iterator[str]:
     """Yield what a module imports: modules, and names as MODULE.NAME."""
-    for node in ast.walk(module):
+    for node in _statements(module):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def _statements(parent: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below, without looking for some in expressions, which have none."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        for node in getattr(parent, field, ()):
+            yield node
+            yield from _statements(node)
 
 
 def _named(package: ast.Module | None) -> int | None:

@@ -19,11 +19,9 @@ from contract.errors import Exit
 from contract.program import EMPTY_FOLDERS, PROGRAM_FILE, SOURCE_FOLDER, Program
 from userdata.machine import machine_path
 from userdata.metadata import InstanceMetadata, MetadataError
+from userdata.step_progress import BUILD, ENVIRONMENT
 
 REQUIREMENTS = "program/requirements.txt"
-# They are installed from a copy, because a build would leave files in the program's own source.
-BUILD = "program-build"
-ENVIRONMENT = "program-environment"
 # Read by run_training.sh: for a program, words of the trainer's command line, one per line; for a
 # workload, the interpreter that the trainer runs in.
 OPTIONS = "/opt/training/program-options"

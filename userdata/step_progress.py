@@ -14,7 +14,11 @@ from pathlib import Path
 from contract.keys import progress_key
 from contract.progress import progress_record, read_progress
 from userdata.machine import machine_path, run_aws
-from userdata.program_environment import BUILD, ENVIRONMENT
+
+# On the data volume: where a program's requirements are built and installed. They are installed from
+# a copy, because a build would leave files in the program's own source.
+BUILD = "program-build"
+ENVIRONMENT = "program-environment"
 
 
 class StepProgress:

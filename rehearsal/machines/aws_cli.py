@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Never
 
@@ -34,27 +35,33 @@ def call(arguments: list[str]) -> int:
 
 
 def serve(listener: socket.socket) -> Never:
-    """Fork for each call."""
+    """Fork for each call, which finds what every command would import, read and build."""
     import awscli.clidriver
 
-    awscli.clidriver.create_clidriver()  # imports what every command needs
+    driver = awscli.clidriver.create_clidriver()
+    driver.create_help_command()  # builds the table of commands
     for name in ("s3.s3", "s3.subcommands", "s3.s3handler", "waiters"):
         __import__(f"awscli.customizations.{name}")
+    loader = driver.session.get_component("data_loader")
+    for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
+        loader.load_data(name)
+    for name in ("service-2", "endpoint-rule-set-1"):
+        loader.load_service_model("s3", name)
+    # The caller may have a configuration of its own.
+    driver.session._config = driver.session._profile_map = None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            connection.sendall(bytes([_run(connection)]))
+            connection.sendall(bytes([_run(connection, driver.main)]))
             os._exit(0)
         connection.close()
 
 
-def _run(connection: socket.socket) -> int:
+def _run(connection: socket.socket, main: Callable[[], int]) -> int:
     """Run the CLI for one caller; return its exit status."""
-    import awscli.clidriver
-
     size, descriptors, _, _ = socket.recv_fds(connection, 8, len(_STANDARD))
     arguments, environment, folder = json.loads(connection.recv(int(size), socket.MSG_WAITALL))
     # From here on, the end of the caller ends this process, too.
@@ -73,7 +80,7 @@ def _run(connection: socket.socket) -> int:
     os.environ.update(environment)
     sys.argv = ["aws", *arguments]
     try:
-        return int(awscli.clidriver.main()) & 255
+        return int(main()) & 255
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
     except BaseException:
