@@ -15,8 +15,8 @@ from contract.keys import progress_key
 from contract.progress import progress_record, read_progress
 from userdata.machine import machine_path, run_aws
 
-# On the data volume: where a program's requirements are built and installed. They are installed from
-# a copy, because a build would leave files in the program's own source.
+# On the data volume: where a program's requirements are built and installed. They are installed
+# from a copy, because a build would leave files in the program's own source.
 BUILD = "program-build"
 ENVIRONMENT = "program-environment"
 

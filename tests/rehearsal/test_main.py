@@ -97,7 +97,10 @@ def test_fails_for_a_zero_which_is_no_default(
         ),
         (["demo", "--size=nosuch"], "size 'nosuch' is not in the instance catalogue"),
         (["demo", "--size=t3.micro", "--program=examples/plain"], "--size is t3.micro, on which"),
-        (["demo", "--recipe=nosuch"], "has no recipe 'nosuch'; known are demo, full, laptop, magvit_b"),
+        (
+            ["demo", "--recipe=nosuch"],
+            "has no recipe 'nosuch'; known are demo, full, laptop, magvit_b",
+        ),
         (["demo", "--overrides=widht=3"], "has no field 'widht'; did you mean 'width'?"),
         (["demo", "--workload=shapes:SHAPES"], "pass both for a workload of your own"),
         (["demo", "--data=mine"], "--data is mine, but trajectory rehearses on data that it makes"),
