@@ -1,6 +1,6 @@
 """Faults of this project's own history that lay between parts, each planted by one patch.
 
-    python -m tests.simulation.faults 60 [WORD...]      # of how many of 60 seeds each is found
+    python -m tests.simulation.faults 1..60 [WORD...]      # how many of the seeds find each
 
 CHANGELOG.md and the logs tell of each, or of its kind; those of the Guard alone are planted in its
 model, too (tests/stacks/guard/test_planted_faults.py).
@@ -180,25 +180,28 @@ FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER}
 
 
 def main() -> None:
-    """Print each fault's rate; faults are tried until ten seeds have found them."""
+    """Print each fault's rate; it is tried on no more seeds once three have found it."""
     logging.disable(logging.CRITICAL)
-    num, words = int(sys.argv[1]), sys.argv[2:]
+    first, _, last = sys.argv[1].partition("..")
     with simulated():
         for name, fault in FAULTS.items():
-            if words and not any(word in name for word in words):
-                continue
-            began, found, promises, tried = time.process_time(), list[int](), set[str](), 0
-            with fault.plant():
-                for tried in range(1, num + 1):
-                    broken = live_through(draw(tried), until_broken=True).broken
-                    if fault.is_found(broken):
-                        found.append(tried)
-                        promises |= {broken[0].partition(":")[0]}
-                    if len(found) == 10:
-                        break
-            seconds = time.process_time() - began
-            rate = f"{name} | {len(found)} of {tried} | {found[:3]}"
-            print(f"| {rate} | {', '.join(sorted(promises))} | {seconds:.0f} s", flush=True)
+            if not sys.argv[2:] or any(word in name for word in sys.argv[2:]):
+                print(f"| {name} | {_rate(fault, range(int(first), int(last) + 1))} |", flush=True)
+
+
+def _rate(fault: Fault, seeds: range) -> str:
+    began, found, promises, tried = time.process_time(), list[int](), set[str](), 0
+    with fault.plant():
+        for seed in seeds:
+            broken = live_through(draw(seed), until_broken=True).broken
+            tried += 1
+            if fault.is_found(broken):
+                found.append(seed)
+                promises |= {each.partition(":")[0] for each in broken[:1]}
+            if len(found) == 3:
+                break
+    seconds = time.process_time() - began
+    return f"{len(found)} of {tried} | {found} | {', '.join(sorted(promises))} | {seconds:.0f} s"
 
 
 if __name__ == "__main__":
