@@ -216,12 +216,10 @@ class SimulatedStore(S3Store):
         self._bucket, self._prefix = "runs", world.prefix
         self.part_process = None  # type: ignore[assignment]
         self.patience = Patience()
-        self._session: Any = SimpleNamespace(
-            get_credentials=lambda: SimpleNamespace(get_frozen_credentials=lambda: None)
-        )
         self._clients: dict[float, Any] = {}
         self._lock: Any = Lock()
         self._warned, self._reader, self._doubts = 0.0, None, 0
+        self.compares_fast = False
 
         def client(service: str, config: Any) -> TrainerClient:
             return TrainerClient(
@@ -231,7 +229,10 @@ class SimulatedStore(S3Store):
                 read_seconds=config.read_timeout,
             )
 
-        self._boto: Any = SimpleNamespace(client=client)
+        self._session: Any = SimpleNamespace(
+            create_client=client,
+            get_credentials=lambda: SimpleNamespace(get_frozen_credentials=lambda: None),
+        )
         self._world, self._who = world, who
         self._calm = client("s3", SimpleNamespace(connect_timeout=5.0, read_timeout=32.0))
 
