@@ -4,6 +4,7 @@ CloudFormation updates whatever stack has a name, and deletes what the new templ
 therefore begin with a prefix that no other project uses, and whatever deploys looks first.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
@@ -61,6 +62,12 @@ def description_of(construct_id: str) -> str:
 def stack_name(prefix: str, construct_id: str) -> str:
     """Return the name by which CloudFormation knows a stack; the CDK CLI selects by the id."""
     return f"{prefix}{construct_id}"
+
+
+def training_id(name: str) -> str:
+    """Return the construct id in the name of a run's stack, for commands of the CDK CLI."""
+    found = re.fullmatch(r".*(TrainingStack|Training-.+)", name)
+    return found[1] if found else name
 
 
 def refuse_foreign(name: str, found: str | None, wanted: str | None) -> str:

@@ -37,8 +37,12 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
         _stop_fleet(run, reason)
     else:
         raise UserError(f"no stack of this account and region trains {run.id}")
-    step = committed_step(run.head) or 0
-    return {"run": run.id, "done": f"is stopped, saved at step {step}", "committed_step": step}
+    head = run.head
+    step = committed_step(head) or 0
+    done = f"is stopped, saved at step {step}"
+    if head is not None and head.is_ended:  # a machine trains on until its notice ends
+        done = f"is {head.state}, at step {step}: it got there while it was stopped"
+    return {"run": run.id, "done": done, "committed_step": step}
 
 
 def _stop_fleet(run: OperatedRun, reason: str) -> None:

@@ -15,6 +15,7 @@ from contract.goodput import Goodput
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
 from contract.readable import duration, shown
+from contract.stack_names import training_id
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing import table_cell, table_heading
 from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
@@ -176,7 +177,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
         "stopping": "its machine to save and end",
         "interrupted": "another attempt: start the same command again, or deploy its stack",
         "finished": run.stack
-        and f"`npx cdk destroy {run.stack}`: idle, it still costs; the buckets and the run stay",
+        and f"`npx cdk destroy {training_id(run.stack)}`: idle, it still costs; the run stays",
         "silent": "another attempt: its machine has written nothing for two minutes",
     }.get(state) or None
 

@@ -293,6 +293,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
         say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")
+        aws.capacity.notice_seconds = NOTICE_SECONDS
         while arguments.machines:
             _boot_machines(stacks, say)
         threading.Event().wait()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from contract.stack_names import training_id
 from stacks.guard import fleet
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
@@ -102,7 +103,7 @@ def _report_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str
 
 def _resume(tick: Tick, *, is_cancelled: bool) -> str:
     if is_cancelled:
-        stack = tick.settings.stack_name
+        stack = training_id(tick.settings.stack_name)
         return (
             f"A cancelled fleet stays cancelled: npx cdk destroy {stack}, then deploy it again, "
             "and the run continues from its last commit."

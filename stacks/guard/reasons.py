@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from contract.keys import HEAD
+from contract.stack_names import training_id
 from stacks.guard.budget import period_of
 from stacks.guard.ledger import MachineAttempt
 from stacks.guard.tick import DONE_STATES, Tick
@@ -58,7 +59,7 @@ def _over(tick: Tick) -> Reason | None:
         advice = (
             f"Receipt, report and weights are below {tick.settings.run_uri}.\n"
             "The idle stack still costs a few dollars a month; this ends it and keeps the buckets: "
-            f"npx cdk destroy {tick.settings.stack_name}"
+            f"npx cdk destroy {training_id(tick.settings.stack_name)}"
         )
         return Reason(sentence="the run is finished", advice=advice)
     advice = f"{head.get('reason') or 'The events say why.'}\nFix that first."

@@ -8,6 +8,8 @@ from contract.stack_names import (
     image_stack,
     other_prefixes,
     refuse_foreign,
+    stack_name,
+    training_id,
     training_stack,
 )
 
@@ -33,6 +35,13 @@ def test_fails_for_what_is_not_the_same_stack_of_ours(found: str | None) -> None
     assert refuse_foreign("X", ours, ours) == ""
     # What an app deploys beside our stacks is its own matter.
     assert refuse_foreign("X", found, "Another stack of that app") == ""
+
+
+@pytest.mark.parametrize("prefix", ["", "SpotTraining-", "Training-"])
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_the_cli_is_told_the_construct_id_of_a_run_s_stack(prefix: str, name: str) -> None:
+    """`npx cdk destroy SpotTraining-TrainingStack` matches no stack, and ends with exit code 0."""
+    assert training_id(stack_name(prefix, training_stack(name))) == training_stack(name)
 
 
 def test_ours_are_found_under_every_other_prefix() -> None:

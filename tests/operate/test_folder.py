@@ -88,6 +88,29 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+# Gets to its end in the time that a stop leaves it.
+ENDS = """
+import json, pathlib, signal, sys
+head = pathlib.Path(sys.argv[-1], "head.json")
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("ready", flush=True)
+signal.pause()
+head.write_text(json.dumps({**json.loads(head.read_text()), "state": "finished"}))
+"""
+
+
+def test_a_run_that_finishes_while_it_is_stopped_is_not_called_stopped(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(stopped, tmp_path / "mine"))
+    command = [sys.executable, "-c", ENDS, "training", "run", "--run-uri", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert main(["stop", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "is finished, at step" in said and "is stopped" not in said
+
+
 def test_a_program_that_never_saves_is_shown_so_until_it_does(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

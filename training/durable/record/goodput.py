@@ -209,7 +209,7 @@ def _end(one: _Machine, events: Sequence[Line], over: float) -> MachineEnd:
     own = sorted((event for _, event in one.events), key=lambda event: "message" in event)
     said = {e["name"]: str(e.get("message") or e.get("cause") or "") for e in own}
     began, stops = float(one.kept["launched"]), (e for e in events if e["name"] in _STOPS)
-    stop = next((str(e.get("message")) for e in stops if began <= _at(e) <= one.ended), None)
+    stop = next((str(e.get("message")) for e in stops if began <= int(_at(e)) <= one.ended), None)
     is_over = one.ended > over or any(each.ended in _OVER for each in one.attempts[-1:])
     last_words = said.get("machine-failed") or one.kept.get("said") or "nobody says"
     matching = (why for why, pattern in _SAID.items() if re.search(pattern, last_words))

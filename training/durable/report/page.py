@@ -62,6 +62,7 @@ _KINDS: dict[str, Kind] = {
     "silent": "lost",
     "diverged": "bad-end",
 }
+_SHARES = ("accuracy", "top1")
 _TONES: dict[str, Tone] = {"finished": "good", "failed": "bad"}
 
 
@@ -119,17 +120,17 @@ def _trained(record: RunConfig) -> str:
 
 
 def _good(history: History) -> str:
-    """Say the last stage's first metric, what the other stages have of it, and chance."""
+    """Say the last stage's share that is right, or its first metric, the others', and chance."""
     stages = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     values = [line["values"] for line in history.lines if line["kind"] == "metrics"]
     if not stages:
         last = dict(pair for each in values for pair in each.items())
         return ", ".join(f"{n} {_readable(v)}" for n, v in last.items()) or "not evaluated"
     *_, stage = stages
-    name = next(iter(stages[stage]), "")
+    name = next((n for n in _SHARES if n in stages[stage]), next(iter(stages[stage]), ""))
     of_all = {each: metrics[name] for each, metrics in stages.items() if name in metrics}
     chance = [x["facts"]["chance"] for x in history.lines if "chance" in (x.get("facts") or ())]
-    of_all |= {"chance": chance[-1]} if chance and name in ("accuracy", "top1") else {}
+    of_all |= {"chance": chance[-1]} if chance and name in _SHARES else {}
     said = [f"{name} of {stage} {_readable(of_all.pop(stage, ''))}"]
     return "; ".join(said + [f"{each} {_readable(value)}" for each, value in of_all.items()])
 

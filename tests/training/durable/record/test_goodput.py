@@ -189,6 +189,14 @@ def test_a_stop_is_no_wait_and_what_boots_after_the_end_is_idle(scene: Scene) ->
     assert found.ends[0].evidence == "from host: lunch"
 
 
+def test_a_stop_in_a_machines_last_second_is_a_stop(scene: Scene) -> None:
+    """EC2 says the end in whole seconds; a stop that ends a machine at once is heard after it."""
+    scene.machine("i-1", 0, 100, is_taken_back=True).trains("i-1", 10, 1)
+    scene.says("host", 100.7, "stopped", source="person", message="from host: lunch")
+    scene.machine("i-2", 200, 300, is_taken_back=True).trains("i-2", 210, 2, after=10)
+    assert [each.why for each in scene.bought().ends] == ["stopped", "market"]
+
+
 def test_a_clock_that_is_wrong_moves_no_second_to_another_machine(scene: Scene) -> None:
     scene.machine("i-1", 0, 100).trains("i-1", 5000, 1).machine("i-2", 100, 200)
     scene.trains("i-2", -5000, 2, after=10)

@@ -4,6 +4,8 @@ import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.training.runs import Run
 from training.cli.main import main
 from training.durable.record.history import History
 from training.durable.record.run import RunConfig
-from training.durable.report.page import write_report
+from training.durable.report.page import _good, write_report
 from training.durable.store.folder import FolderStore
 
 _MADE: list[Run] = []
@@ -64,6 +66,18 @@ def test_a_report_never_replaces_one_that_is_newer_than_what_it_shows(whole: Run
     write_report(Interrupted(Path(whole.uri)), config, whole.head)
     assert (Path(whole.uri) / "report.html").read_bytes() == b"newer"
     whole.store.put("report.html", page)
+
+
+def test_whether_it_is_good_says_the_share_that_is_right_before_a_loss() -> None:
+    """A workload of one's own evaluates its loss first, then what its `loss` counts."""
+    last = {"base": {"loss": 2.0, "accuracy": 0.25}, "tell": {"loss": 0.77, "accuracy": 0.9}}
+    history: Any = SimpleNamespace(
+        evaluations=lambda: {stage: [{"metrics": metrics}] for stage, metrics in last.items()},
+        lines=[{"kind": "start", "facts": {"chance": 0.5}}],
+    )
+    assert _good(history) == "accuracy of tell 0.9; base 0.25; chance 0.5"
+    last = {"tell": {"loss": 0.77, "perplexity": 2.2}}
+    assert _good(history) == "loss of tell 0.77"
 
 
 def test_the_history_says_what_happened(interrupted: Run) -> None:
