@@ -51,8 +51,9 @@ class ItemLayout:
     @classmethod
     def of(cls, item: Any) -> "ItemLayout":
         """Return the layout of a batch of samples like this one."""
-        values, structure = _flattened(item)
-        return cls(structure, tuple((value.dtype, value.shape) for value in values))
+        structure, found = _structure_of(item), list[list[Tensor]]()
+        _gather(structure, [item], found)
+        return cls(structure, tuple((value.dtype, value.shape) for (value,) in found))
 
     def num_bytes(self, count: int) -> int:
         """Return the memory that a batch of `count` samples takes."""
@@ -76,7 +77,7 @@ class ItemLayout:
 
     def _values(self, items: Sequence[Any]) -> list[list[Tensor]]:
         """Return the samples' values by column."""
-        found: list[list[Tensor]] = []
+        found = list[list[Tensor]]()
         if not _gather(self.structure, items, found) or any(
             value.dtype is not dtype or value.shape != shape
             for values, (dtype, shape) in zip(found, self.leaves, strict=True)
@@ -109,44 +110,29 @@ def differing(one: ItemLayout, other: ItemLayout) -> UserError:
     )
 
 
+def _structure_of(item: Any) -> _Structure:
+    if isinstance(item, Mapping):
+        return _Branch(type(item), tuple(item), tuple(map(_structure_of, item.values())))
+    if isinstance(item, list | tuple):
+        return _Branch(type(item), tuple(range(len(item))), tuple(map(_structure_of, item)))
+    return None
+
+
 def _gather(structure: _Structure, items: Sequence[Any], found: list[list[Tensor]]) -> bool:
     """Add the items' values to `found`, by leaf; False if an item has another structure."""
     if structure is None:
         others = [item for item in items if type(item) is not Tensor]
         if any(isinstance(item, Mapping | list | tuple) for item in others):
             return False
-        found.append(
-            [
-                item
-                if type(item) is Tensor and item.is_cpu and not item.requires_grad
-                else _as_tensor(item)
-                for item in items
-            ]
-        )
+        found.append(list(map(_as_tensor, items)))
         return True
     kind, keys, parts = structure
-    if any(type(item) is not kind for item in items):
+    if any(type(item) is not kind or len(item) != len(keys) for item in items):
         return False
-    if not issubclass(kind, Mapping):
-        if any(len(item) != len(parts) for item in items):
-            return False
-        keys = tuple(range(len(parts)))
-    elif any(tuple(item) != keys for item in items):
+    if issubclass(kind, Mapping) and any(tuple(item) != keys for item in items):
         return False
     columns = ([item[key] for item in items] for key in keys)
     return all(_gather(part, column, found) for part, column in zip(parts, columns, strict=True))
-
-
-def _flattened(item: Any) -> tuple[list[Tensor], _Structure]:
-    if isinstance(item, Mapping):
-        keys, values = tuple(item), list(item.values())
-    elif isinstance(item, list | tuple):
-        keys, values = (), list(item)
-    else:
-        return [_as_tensor(item)], None
-    parts = [_flattened(value) for value in values]
-    leaves = [leaf for leaves, _ in parts for leaf in leaves]
-    return leaves, _Branch(type(item), keys, tuple(part for _, part in parts))
 
 
 def _built(structure: _Structure, leaves: Iterator[Any]) -> Any:
@@ -161,6 +147,8 @@ def _built(structure: _Structure, leaves: Iterator[Any]) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Tensor:
+    if type(leaf) is Tensor and leaf.is_cpu and not leaf.requires_grad:
+        return leaf
     if isinstance(leaf, Tensor):
         return leaf.detach().cpu().as_subclass(Tensor)
     if not isinstance(leaf, np.ndarray | np.generic | int | float):

@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 
 from embedded_aws import EmbeddedAws
-from tests.training.durable.store.test_transfer import (
-    DATA,
-    MEBIBYTE,
-    Memory,
-    client_of,
-    is_whole,
-    sent,
-)
-from tests.training.durable.store.test_transfer import checksum as checksum
 from tests.training.serving import new_bucket
+from tests.training.transfers import DATA, MEBIBYTE, Memory, client_of, is_whole, sent
+from tests.training.transfers import checksum as checksum
 from training.durable.store.folder import open_store
 
 

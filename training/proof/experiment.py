@@ -117,7 +117,7 @@ def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
             elif key not in known:
                 known[key] = file.is_intact(store, key)
                 if not known[key]:
-                    broken.append(f"the head names {key}, which does not match its SHA-256")
+                    broken.append(f"the head names {key}, which does not match its checksum")
     return broken
 
 

@@ -53,14 +53,7 @@ from training.durable.store.local_dataset import (
     syncing,
 )
 from training.durable.store.protocol import Store, StoreError, writing
-from training.durable.store.transfer import (
-    FAST,
-    PART_BYTES,
-    new_hash,
-    num_parts,
-    run_all,
-    write_at,
-)
+from training.durable.store.transfer import FAST, PART_BYTES, new_hash, num_parts, run_all, write_at
 
 # Of one name in XFS, which the machines' data volumes have.
 _MOST_NAME_BYTES = 255

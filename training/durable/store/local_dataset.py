@@ -49,16 +49,13 @@ def sha256_of(path: Path) -> str:
 
 def checksums_of(path: Path, names: Iterable[str] = ()) -> dict[str, str]:
     """Return the file's checksums by name; without `names`, those of a new manifest."""
-    digests = {name: new_hash(is_fast=name == FAST) for name in names or _new_checksums()}
+    names = names or ("sha256", FAST)[: 1 + has_fast_hash()]
+    digests = {name: new_hash(is_fast=name == FAST) for name in names}
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             for digest in digests.values():
                 digest.update(chunk)
     return {name: digest.hexdigest() for name, digest in digests.items()}
-
-
-def _new_checksums() -> tuple[str, ...]:
-    return ("sha256", FAST) if has_fast_hash() else ("sha256",)
 
 
 def compared_in(entry: Entry) -> str:
@@ -147,13 +144,9 @@ class AppendedLines:
 
     def append(self, record: Any) -> None:
         """Append a record as JSON; no-op where the file cannot be written to."""
-        with contextlib.suppress(OSError):
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                # A line break first: a writer that was killed may have left half a line.
-                os.write(file, f"\n{json.dumps(record)}\n".encode())
-            finally:
-                os.close(file)
+        with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
+            # A line break first: a writer that was killed may have left half a line.
+            file.write(f"\n{json.dumps(record)}\n".encode())
 
     def new(self) -> Iterator[str]:
         """Yield the lines appended since; none if the file is missing or another user's."""

@@ -151,7 +151,8 @@ class S3Store:
     ) -> Upload:
         """Start an upload: one request if it is one part, else a multipart upload."""
         count = num_parts(size, part_bytes)
-        return _S3Upload(self, key, stop, self._at(key), count, may_be_fast and has_fast_hash())
+        is_fast = count > 1 and may_be_fast and has_fast_hash() and self._is_fast_compared(key)
+        return _S3Upload(self, key, stop, count, is_fast)
 
     def put_part(
         self,
@@ -176,7 +177,7 @@ class S3Store:
         key = where["Key"].removeprefix(self._prefix)
         return str(self.repeating(key, send, stop)["ETag"])
 
-    def is_fast_compared(self, where: dict[str, str]) -> bool:
+    def _is_fast_compared(self, key: str) -> bool:
         """Whether the service compares xxh128: then it returns it for the part of an upload.
 
         Asked once, by an upload that is aborted. In trouble, this process keeps to SHA-256, which
@@ -184,18 +185,19 @@ class S3Store:
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
-        if self.compares_fast is None:
+        if (found := self.compares_fast) is None:
+            found, where = False, self._at(key)
             sent = _checksum_of(new_hash(_PROBE, is_fast=True).digest())
-            about = {**where, "ChecksumAlgorithm": _FAST}
-            try:
+            sent["ChecksumAlgorithm"] = _FAST
+            with suppress(ClientError, BotoCoreError, SettingsError):
                 client = self._client_for(_CONDITIONAL_SECONDS)
-                upload = {"UploadId": client.create_multipart_upload(**about)["UploadId"]}
-                answer = client.upload_part(**about, **upload, PartNumber=1, Body=_PROBE, **sent)
-                client.abort_multipart_upload(**where, **upload)
-                self.compares_fast = sent.items() <= answer.items()
-            except (ClientError, BotoCoreError, SettingsError):
-                self.compares_fast = False
-        return self.compares_fast
+                begun = client.create_multipart_upload(**where, ChecksumAlgorithm=_FAST)
+                where["UploadId"] = begun["UploadId"]
+                answer = client.upload_part(**where, PartNumber=1, Body=_PROBE, **sent)
+                found = sent[f"Checksum{_FAST}"] == answer.get(f"Checksum{_FAST}")
+                client.abort_multipart_upload(**where)
+            self.compares_fast = found
+        return found
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         refuse_outside(self.uri, key)
@@ -408,21 +410,15 @@ class _S3Upload(Upload):
     """An upload by this process; parts in shared memory are sent by the store's other process."""
 
     def __init__(
-        self,
-        store: S3Store,
-        key: str,
-        stop: threading.Event,
-        where: dict[str, str],
-        count: int,
-        may_be_fast: bool,
+        self, store: S3Store, key: str, stop: threading.Event, count: int, is_fast: bool
     ) -> None:
         """`count` is the number of parts."""
-        self._store, self._stop, self._where = store, stop, where
+        where = store._at(key)
+        self._store, self._stop, self._where, self.is_fast = store, stop, where, is_fast
         self._repeating = partial(store.repeating, key, stop=stop)
         self._parts: list[dict[str, Any]] = [{}] * count
         if count > 1:
-            self.is_fast = may_be_fast and store.is_fast_compared(where)
-            name = _FAST if self.is_fast else "SHA256"
+            name = _FAST if is_fast else "SHA256"
             answer = self._repeating(
                 lambda client: client.create_multipart_upload(**where, ChecksumAlgorithm=name)
             )

@@ -26,7 +26,7 @@ from training.durable.store.protocol import Store, Upload
 try:
     from xxhash import xxh3_128
 except ModuleNotFoundError:
-    xxh3_128 = None
+    xxh3_128 = None  # type: ignore[assignment, misc]
 
 # With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
 PART_BYTES = 8 * 1024 * 1024

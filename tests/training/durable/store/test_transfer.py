@@ -9,63 +9,16 @@ from typing import Any
 import pytest
 
 from tests.training.damage import flip
+from tests.training.transfers import DATA, MEBIBYTE, Memory, client_of, is_whole, sent
+from tests.training.transfers import checksum as checksum
 from training.durable.errors import MachineError
 from training.durable.store import transfer
 from training.durable.store.folder import FolderStore, open_store
-from training.durable.store.protocol import Store, StoreError
+from training.durable.store.protocol import StoreError
 from training.durable.store.s3 import S3Store
-from training.durable.store.transfer import (
-    Contents,
-    FileEntry,
-    Spare,
-    TransferProgress,
-    receive,
-    send,
-)
+from training.durable.store.transfer import FileEntry
 
 xxhash = pytest.importorskip("xxhash")
-
-MEBIBYTE = 1024 * 1024
-DATA = bytes(range(251)) * 50_000  # three parts
-
-
-@pytest.fixture(params=["xxh128", "sha256"])
-def checksum(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The checksum that is made, with the package xxhash or without it."""
-    monkeypatch.setattr(transfer, "PART_BYTES", 5 * MEBIBYTE)
-    if request.param == "sha256":
-        monkeypatch.setattr(transfer, "xxh3_128", None)
-    return str(request.param)
-
-
-class Memory(Contents):
-    """A file in memory, which may change."""
-
-    name = "file"
-
-    def __init__(self, data: bytes = DATA, *, is_named_by_content: bool = False) -> None:
-        self.data = bytearray(data)
-        self.is_named_by_content = is_named_by_content
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        return memoryview(self.data)[start:stop]
-
-
-def sent(store: Store, file: Contents) -> FileEntry:
-    return send(store, "x/", [file], TransferProgress())[0]
-
-
-def is_whole(store: Store, entry: FileEntry) -> bool:
-    return receive(store, "x/file", entry, lambda at, data: None)
-
-
-def client_of(store: Store) -> Any:
-    assert isinstance(store, S3Store)
-    return store._client_for(32.0)
 
 
 def test_a_checksum_is_of_one_kind_and_says_which(
