@@ -45,7 +45,7 @@ def _sizing_is_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     The files that read the advice have it, in forks; so do imports that run as processes.
     """
     run: Callable[..., subprocess.CompletedProcess[str]] = run_module
-    if request.path.name not in ("test_documented.py", "test_other_formats.py", "test_data.py"):
+    if request.path.name not in ("test_other_formats.py", "test_data.py"):
         run = lacking
     monkeypatch.setattr(data, "subprocess", SimpleNamespace(run=run))
 

@@ -329,6 +329,12 @@ def calls(machine: ProcessMachine, command: str) -> list[list[str]]:
     return [argv for argv in noted if argv[0] == command]
 
 
+def signals(machine: ProcessMachine) -> list[str]:
+    """The signals that the small trainer has received."""
+    noted = [note["signals"] for note in trainer_notes(machine) if "signals" in note]
+    return noted[-1] if noted else []
+
+
 EXAMPLES = REPOSITORY / "examples"
 # The import takes seconds, and is no part of what a program does.
 NO_TORCH = '__version__ = "0"\n\n\nclass cuda:\n    device_count = int\n'

@@ -3,10 +3,12 @@
 import pytest
 
 from rehearsal.machines.machine import BOOT
-from tests.userdata.rig import Rig, calls, wait, wait_until
+from tests.userdata.rig import Rig, calls, signals, wait, wait_until
 
 
-def test_training_starts_while_the_dataset_is_still_arriving(rig: Rig) -> None:
+def test_training_starts_while_the_dataset_arrives_and_a_shutdown_lets_it_save_first(
+    rig: Rig,
+) -> None:
     rig.order(run="wait", sync="until it is asked")
     machine = rig.machine()
     wait(machine, "trainer listens")
@@ -15,6 +17,11 @@ def test_training_starts_while_the_dataset_is_still_arriving(rig: Rig) -> None:
     (machine.folder / "sync-ends").write_text("0")
     wait(machine, "[ok] dataset")
     assert len(calls(machine, "data")) == 1
+    machine.shut_down()
+    wait_until(lambda: machine.is_off)
+    assert signals(machine) == ["SIGTERM"]
+    assert rig.read("head.json")["state"] == "released"
+    assert machine.processes() == []
 
 
 @pytest.mark.parametrize(("status", "attempts", "reason"), [(1, 3, "status 1"), (2, 1, "cannot")])

@@ -2,23 +2,44 @@
 
 import json
 import time
+from datetime import UTC, datetime, timedelta
 
-from rehearsal.machines.process import ProcessMachine
-from tests.userdata.rig import Rig, calls, trainer_notes, wait, wait_until
-
-
-def signals(machine: ProcessMachine) -> list[str]:
-    noted = [note["signals"] for note in trainer_notes(machine) if "signals" in note]
-    return noted[-1] if noted else []
+from tests.userdata.rig import Rig, calls, signals, wait, wait_until
 
 
 def event_names(rig: Rig) -> list[str]:
     return [event["name"] for event in rig.events()]
 
 
-def test_a_recommendation_and_a_notice_reach_the_trainer_once_each(rig: Rig) -> None:
-    machine = rig.machine()
+def arrived(rig: Rig, name: str, *, at_least: float) -> float:
+    """Wait until the sum of a metric's values is there; return it."""
+    cloudwatch = rig.aws.client("cloudwatch")
+    deadline, total = time.monotonic() + 120, 0.0
+    while total < at_least and time.monotonic() < deadline:
+        time.sleep(0.2)
+        now = datetime.now(UTC)
+        found = cloudwatch.get_metric_statistics(
+            Namespace="Training/MeteredStack",
+            MetricName=name,
+            Dimensions=[{"Name": "Stack", "Value": "MeteredStack"}],
+            StartTime=now - timedelta(hours=1),
+            EndTime=now + timedelta(hours=1),
+            Period=7200,
+            Statistics=["Sum"],
+        )
+        total = sum(point["Sum"] for point in found["Datapoints"])
+    return total
+
+
+def test_a_recommendation_and_a_notice_reach_the_trainer_once_each_and_metrics_the_stack(
+    rig: Rig,
+) -> None:
+    variables = rig.run_env(STACK_NAME="MeteredStack")
+    machine = rig.machine(variables=variables, environment={"SEND_METRICS_SECONDS": "0.5"})
     wait(machine, "trainer listens")
+    steps = [json.dumps({"kind": "step", "step": step}) + "\n" for step in (1, 2)]
+    machine.metrics_file.write_text("".join(steps))
+    assert arrived(rig, "training_steps", at_least=2) == 2
     machine.metadata.rebalance()
     wait_until(lambda: signals(machine) == ["SIGUSR2"])
     # Some polls later it has still got one signal.
@@ -34,6 +55,8 @@ def test_a_recommendation_and_a_notice_reach_the_trainer_once_each(rig: Rig) -> 
     assert len(calls(machine, "run")) == 1
     assert calls(machine, "fail") == []
     assert rig.target_capacity() == 1
+    # The trainer of the rig ends at a notice without having committed its two steps.
+    assert arrived(rig, "notice_without_commit", at_least=1) == 1
 
 
 def test_training_does_not_start_on_a_machine_that_has_its_notice(rig: Rig) -> None:
@@ -51,16 +74,6 @@ def test_a_mistake_of_the_user_is_not_tried_again(rig: Rig) -> None:
     wait(machine, f"[ok] fleet {rig.fleet_id} to zero")
     assert len(calls(machine, "run")) == 1
     assert rig.read("head.json")["state"] == "failed"
-
-
-def test_a_shutdown_lets_the_trainer_save_first(rig: Rig) -> None:
-    machine = rig.machine()
-    wait(machine, "trainer listens")
-    machine.shut_down()
-    wait_until(lambda: machine.is_off)
-    assert signals(machine) == ["SIGTERM"]
-    assert rig.read("head.json")["state"] == "released"
-    assert machine.processes() == []
 
 
 def test_a_gpu_that_fails_in_training_ends_the_machine_at_the_first_time(rig: Rig) -> None:

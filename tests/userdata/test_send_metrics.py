@@ -1,13 +1,10 @@
 """The publisher of training metrics: what it makes of the trainer's lines, and that it gets out."""
 
 import json
-import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.userdata.rig import Rig, wait
 from userdata.send_metrics import MetricsPublisher, TrainingWatch
 
 
@@ -212,33 +209,3 @@ def test_a_notice_is_judged_before_the_machine_ends_at_the_latest(scene: Scene) 
     assert len([values for values in scene.sent if "notice_without_commit" in values]) == 0
     scene.step(92)
     assert scene.sent[-1] == {"notice_without_commit": 1.0}
-
-
-def test_metrics_of_a_booted_machine_arrive_under_its_stack(rig: Rig) -> None:
-    machine = rig.machine(environment={"SEND_METRICS_SECONDS": "0.5"})
-    wait(machine, "trainer listens")
-    machine.metrics_file.write_text(step(1) + "\n" + step(2) + "\n")
-    assert _arrived(rig, "training_steps", at_least=2) == 2
-    # The trainer of the rig ends at a notice without having committed its two steps.
-    machine.metadata.notice(60)
-    assert _arrived(rig, "notice_without_commit", at_least=1) == 1
-
-
-def _arrived(rig: Rig, name: str, *, at_least: float) -> float:
-    """Wait until the sum of a metric's values is there; return it."""
-    cloudwatch = rig.aws.client("cloudwatch")
-    deadline, total = time.monotonic() + 120, 0.0
-    while total < at_least and time.monotonic() < deadline:
-        time.sleep(0.2)
-        now = datetime.now(UTC)
-        found = cloudwatch.get_metric_statistics(
-            Namespace="Training/TrainingStack",
-            MetricName=name,
-            Dimensions=[{"Name": "Stack", "Value": "TrainingStack"}],
-            StartTime=now - timedelta(hours=1),
-            EndTime=now + timedelta(hours=1),
-            Period=7200,
-            Statistics=["Sum"],
-        )
-        total = sum(point["Sum"] for point in found["Datapoints"])
-    return total

@@ -1,9 +1,11 @@
 """A small dataset, made once, and the inputs of stages on it."""
 
+import fcntl
 import os
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.training.workloads.trajectory.scene import COUNT, FakeDataset, inputs_of
 from training.workload import Inputs
@@ -28,10 +30,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> FakeDataset:
 
 
 @pytest.fixture(scope="package")
-def inputs(dataset: FakeDataset) -> Inputs:
+def inputs(dataset: FakeDataset, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """The laptop recipe, with its artifacts in four shards."""
     config = replace(laptop(), num_shards=4)
-    without = inputs_of(dataset, config)
     stages = (Features(config=config), MeanImages(config=config), Tracks(config=config))
-    artifacts = {stage.name: [stage.make(without, shard) for shard in range(4)] for stage in stages}
-    return inputs_of(dataset, config, artifacts)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers, of which the first makes them
+    with (folder / "trajectory.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / "trajectory.pt"
+        if not made.exists():
+            without = inputs_of(dataset, config)
+            shards = {each.name: [each.make(without, n) for n in range(4)] for each in stages}
+            torch.save(shards, made)
+    return inputs_of(dataset, config, torch.load(made))
