@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from contract import auto_interval, verify
-from stacks.guard import duties, fleet, handler, records
+from stacks.guard import fleet, handler, reasons, records
 from stacks.guard.ledger import Ledger
 from stacks.guard.tick import Tick
 from tests.simulation.plan import draw
@@ -103,13 +103,16 @@ def _without_steps(settings: Any, since: float, read: Any = records.machine_even
     return read(settings, since)._replace(steps={})
 
 
+def _without(name: str) -> tuple[Any, ...]:
+    return tuple(each for each in handler.DUTIES if each.__name__ != name)
+
+
 def _hears_nothing(self: Supervisor, store: Store) -> Store:
     del self
     return store
 
 
 _READ_HEAD = records.read_head
-_WITHOUT_MARKET = tuple(each for each in handler.DUTIES if each.__name__ != "choose_market")
 
 # The Guard's.
 _OF_GUARD: Mapping[str, Fault] = {
@@ -122,12 +125,11 @@ _OF_GUARD: Mapping[str, Fault] = {
     "takebacks counted as barren": _fault(fleet, "TAKEN_BACK", frozenset()),
     "the market's price ignored": _fault(fleet, "spot_prices", lambda *_: {}),
     "versions of guard.json ignored": _fault(records, "_versions", lambda *_: []),
-    "no reserve before max_usd": _fault(Ledger, "usd_per_hour", property(lambda _: 0.0), "verify"),
-    "silence ignored": _text(duties, "stop", "if reason is None", "if reason is None or "
-                             "'heartbeat' in reason.sentence"),
-    "the deadline ignored": _fault(handler, "DUTIES", _WITHOUT_MARKET, "deadline"),
+    "no reserve before max_usd": _fault(Ledger, "usd_per_hour", property(lambda _: 0.0), "max_usd"),
+    "silence ignored": _fault(reasons, "_silent", _nothing),
+    "the deadline ignored": _fault(handler, "DUTIES", _without("choose_market"), "deadline"),
     "on demand beside Spot for ever": _fault(Tick, "unwanted", lambda _: [], "one machine"),
-    "on demand left alone at the end": _fault(duties, "end_instances", _nothing),
+    "machines left alone at the end": _fault(handler, "DUTIES", _without("end_instances")),
     "a new group left empty": _fault(fleet.ScalingGroups, "is_new", lambda _: False),
     "an ended group started again": _fault(fleet.ScalingGroups, "is_new", lambda _: True),
     "only Spot to zero": _fault(

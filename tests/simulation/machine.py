@@ -310,8 +310,13 @@ class _Service:
         trainer.ended.wait()
         host.step = None
         code = trainer.code if trainer.code is not None else 1
-        if code == 1 and not (host.is_excused or world.was_troubled):
-            world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 1")
+        # Patience with S3 lasts 90 s.
+        if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0)):
+            world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with {code}")
+        if code == 76 and not host.is_excused:
+            writer = world.head_now.get("writer")
+            if writer == host.machine.id:
+                world.breaks("a lease is lost to another writer", f"{writer} had it")
         host.is_excused = False
         world.tell(f"{host.machine.id[-4:]} trainer ends: {code}")
         return code

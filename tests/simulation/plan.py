@@ -14,9 +14,10 @@ Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
     "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
+    "power off",
 ]  # fmt: skip
 # What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
-MARKET = ("takeback", "no capacity", "price", "rebalance", "guard twice")
+MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")
 Trouble = Literal["outage", "throttle", "slow", "lost"]
 DAY = 24 * HOUR
 
@@ -192,8 +193,9 @@ def _happenings(luck: random.Random, duration: float, mildness: float) -> list[H
     found: list[Happening] = []
     at, mean = 0.0, _log(luck, 1 * HOUR, 30 * HOUR)
     while (at := at + luck.weibullvariate(mean, 0.6)) < duration and len(found) < 40:
-        seconds = luck.choice([120.0, 120.0, 120.0, luck.uniform(5, 119), 0.0])
-        found.append(Happening(at=at, what="takeback", seconds=seconds))
+        seconds = luck.choice([120.0, 120.0, 120.0, luck.uniform(5, 119), 0.0, -1.0])
+        what: Kind = "takeback" if seconds >= 0 else "power off"
+        found.append(Happening(at=at, what=what, seconds=max(0.0, seconds)))
     for _ in range(min(30, round(mildness * luck.uniform(0, 6)))):
         found.append(_trouble(luck, luck.uniform(0, duration)))
     return sorted(found, key=lambda each: each.at)

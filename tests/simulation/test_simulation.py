@@ -1,36 +1,44 @@
-"""Seeds that once broke a promise keep it now, and the simulation is the same each time."""
+"""What once broke a promise keeps it now, and the simulation is the same each time."""
 
+import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process, sleep
 from tests.simulation.faults import FAULTS
+from tests.simulation.kept import KEPT
 from tests.simulation.plan import draw
+from tests.simulation.shortcuts import quick_asdict
 from tests.simulation.story import shrink
 from tests.simulation.world import live_through, simulated
-
-# What each found: 9 a notice heard at a boundary, late in it, which `runs verify` took for broken;
-# 62 a stage's end that takes longer to save than the watchdog waits, killed again and again.
-KEPT = (3, 9, 23, 24, 62)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _world() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
     with simulated():
         yield
+    logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_a_kept_seed_keeps_every_promise(seed: int) -> None:
-    assert live_through(draw(seed)).broken == ()
+@pytest.mark.parametrize("name", KEPT)
+def test_a_kept_life_keeps_every_promise_and_shows_its_faults(name: str) -> None:
+    plan, faults = KEPT[name]
+    assert live_through(plan).broken == ()
+    for each in faults:
+        with FAULTS[each].plant():
+            found = live_through(plan, until_broken=True)
+        assert FAULTS[each].is_found(found.broken), f"{each}: {found.story}"
 
 
-def test_a_seed_is_one_life_and_polls_that_find_nothing_change_nothing() -> None:
-    first, again = live_through(draw(23)), live_through(draw(23))
+def test_a_seed_is_one_life_and_the_shortcuts_change_nothing() -> None:
+    first, again = live_through(draw(9)), live_through(draw(9))
     assert first.story == again.story
-    every_poll = live_through(draw(23), sees_all=True)
-    assert [text for _, text in every_poll.story] == [text for _, text in first.story]
+    in_full = live_through(draw(9), sees_all=True)
+    assert [text for _, text in in_full.story] == [text for _, text in first.story]
+    assert quick_asdict(draw(9)) == asdict(draw(9))
 
 
 def test_threads_meet_at_events_and_locks_in_virtual_time() -> None:
@@ -59,14 +67,6 @@ def test_threads_meet_at_events_and_locks_in_virtual_time() -> None:
     CLOCK.start(Process(name="two"), process.end, at=7.0)
     CLOCK.run(1000.0)
     assert told == [(2.0, "event False"), (5.0, "lock"), (7.0, "powered off")]
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found(name: str) -> None:
-    seed, fault = FAULTS[name]
-    with fault.plant():
-        found = live_through(draw(seed), until_broken=True)
-    assert fault.is_found(found.broken), found.story
 
 
 @pytest.mark.slow

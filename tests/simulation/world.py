@@ -93,6 +93,8 @@ class Universe(World):
     is_twice: bool = False
     no_capacity_until: float = 0.0
     limits: float = 1.0  # how many times the plan's, since a deploy
+    stopped_at: float = math.inf
+    stopped_until: float = 0.0
     away_until: float = 0.0  # a person has stopped the run until then
     committed_step: int = 0
     named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
@@ -124,6 +126,8 @@ class Universe(World):
     # -- the market and the fleet
 
     def launch(self, market: Any) -> Machine:
+        if self.stopped_at < CLOCK.now < self.stopped_until - MINUTE:
+            self.breaks("a person's stop lasts", "a machine starts")
         machine = super().launch(market)
         self.tell(f"{machine.id[-4:]} starts on {market}")
         self.hosts[machine.id] = host = Host(self, machine)
@@ -137,8 +141,13 @@ class Universe(World):
         machine.ended, machine.why = CLOCK.now, why
         self.tell(f"{machine.id[-4:]} ends: {why}")
         host = self.hosts[machine.id]
-        if self.committed_step < host.owed and machine.id not in self.ill and not self.was_troubled:
-            self.breaks("a notice loses no step", f"{host.owed} after {self.committed_step}")
+        if host.owed and machine.id not in self.ill and not self.was_troubled():
+            head = self.head_now
+            if self.committed_step < host.owed:
+                step = f"{host.owed} after {self.committed_step}"
+                self.breaks("a notice loses no step", step)
+            if head.get("state") == "running" and head["writer"] == machine.id:
+                self.breaks("a notice ends with the lease released", machine.id)
         if saves:
             host.shut_down()
         else:
@@ -293,6 +302,7 @@ class Universe(World):
             "takeback": lambda: [
                 self._take(one, each.seconds, SPOTS) for one in live if one.market == "spot"
             ],
+            "power off": lambda: [self.end(one, SPOTS) for one in live if one.market == "spot"],
             "no capacity": lambda: self._lose_capacity(each.seconds),
             "price": lambda: self.spot_prices.append((CLOCK.now, each.share * ON_DEMAND_USD)),
             "pause": lambda: [self._pause(one, each.seconds) for one in live],
@@ -391,7 +401,7 @@ class Universe(World):
         """As `runs stop` and `runs resume` do (operate/control.py)."""
         if self.state_now in ("finished", "failed") or self.is_cancelled:
             return
-        self.away_until = CLOCK.now + seconds
+        self.away_until = self.stopped_until = CLOCK.now + seconds
         fleet = StackFleet.of(self.fleet_id)
 
         def stop() -> None:
@@ -401,6 +411,7 @@ class Universe(World):
                     one.terminate()
 
         self._act(stop)
+        self.stopped_at = CLOCK.now
         sleep(max(0.0, self.away_until - CLOCK.now))
         self._act(self._resume)
 
@@ -578,6 +589,10 @@ class Universe(World):
                 if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
+        most = self.plan.max_usd * self.limits
+        is_known = not (self.was_unguarded or self.facts["deploy"])
+        if most and is_known and self.spent_now > 1.02 * most + 0.05:
+            self.breaks("max_usd holds", f"${self.spent_now:.2f} of ${most:.2f}")
         if state == "finished" and self.plan.is_calm:
             hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
             most = self.plan.most_hours(len(self.machines))
@@ -591,11 +606,14 @@ class Universe(World):
             late = f"{hours:.1f} h of {self.plan.deadline_hours:.1f}"
             self.breaks("a deadline is kept", late)
 
-    @property
-    def was_troubled(self) -> bool:
-        """Whether S3 is, or shortly was, in trouble for machines."""
-        since = [CLOCK.now - self.began - each.at - each.seconds for each in self.troubles
-                 if each.whose != "guard" and each.at <= CLOCK.now - self.began]  # fmt: skip
+    def was_troubled(self, seconds: float = 0.0) -> bool:
+        """Whether S3 is, or shortly was, in trouble for machines, for longer than `seconds`."""
+        now = CLOCK.now - self.began
+        since = [
+            now - each.at - each.seconds
+            for each in self.troubles
+            if each.seconds > seconds and each.whose != "guard" and each.at <= now
+        ]
         return min(since, default=math.inf) < 20 * MINUTE
 
     @property

@@ -1,0 +1,123 @@
+"""Lives that once broke a promise, or show a planted fault, each as short as it can be.
+
+A plan is kept and not its seed: what a seed draws changes with what the world can play.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.plan import Happening, Kind, Plan
+from tests.stacks.guard.world import HOUR, MINUTE, Life
+
+_MILD = Plan(
+    seed=1,
+    fleet="spot",
+    life=Life(boot=5 * MINUTE),
+    steps=90,
+    step_seconds=40.0,
+    evaluation_every=0,
+    evaluation_seconds=30.0,
+    state_bytes=1e9,
+    upload_rate=1e8,
+    latency=-3.0,
+    interval="auto",
+    policy="train-on",
+    keep=3,
+    slow_seconds=60.0,
+    max_hours=1e4,
+    max_usd=0.0,
+    deadline_hours=0.0,
+    forecast_share=1.0,
+    happenings=(),
+)
+_LARGE: dict[str, Any] = {"state_bytes": 30e9, "upload_rate": 25e6, "step_seconds": 60.0}
+_STREAMED: dict[str, Any] = {"state_bytes": 41e9, "upload_rate": 41e6, "step_seconds": 67.0}
+
+
+def _at(hours: float, what: Kind, **figures: Any) -> Happening:
+    return Happening(at=hours * HOUR, what=what, **figures)
+
+
+def _plan(*happenings: Happening, **changes: Any) -> Plan:
+    return replace(_MILD, happenings=happenings, **changes)
+
+
+_LOSSES = tuple(_at(3 + 6 * n, "takeback", seconds=120.0) for n in range(8))
+# What happens, and the faults of faults.py that it shows.
+KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
+    "a save at a stage's end that takes 20 minutes": (
+        _plan(**_LARGE, steps=20), ("a save is a hang",),
+    ),
+    "a restore of 20 minutes": (
+        _plan(_at(1.5, "takeback", seconds=120.0), **_LARGE, steps=120),
+        ("a long restore is a hang",),
+    ),
+    "a state that memory does not hold twice": (
+        _plan(**_STREAMED, steps=60, interval="600s"),
+        ("a commit before each long step", "a blocking save is due at once"),
+    ),
+    "lives of six hours and saves of 20 minutes": (
+        _plan(*_LOSSES, **_LARGE, steps=300),
+        ("auto waits longer than a life",),
+    ),
+    "a head deleted while a machine boots": (
+        _plan(_at(0.8, "takeback", seconds=120.0), _at(0.88, "head deleted", seconds=600.0)),
+        ("a head from nothing",),
+    ),
+    "all checkpoints damaged": (
+        _plan(_at(0.6, "checkpoints damaged"), _at(0.6001, "power off")),
+        ("no witness is enough",),
+    ),
+    "a clock that jumps back": (
+        _plan(_at(0.6, "crash"), _at(0.8, "clock", share=-0.4)), (),
+    ),
+    "a notice in mid-life": (
+        _plan(_at(0.9, "takeback", seconds=120.0), interval="600s"),
+        ("notices unheard", "no save at a notice", "deleted before the head forgets",
+         "a sweep of what the head names"),
+    ),
+    "a loss without a notice just after a commit": (
+        _plan(*(_at(0.2 + 0.1 * n, "power off") for n in range(4)), interval="1steps",
+              step_seconds=2.0, steps=600, state_bytes=1e7),
+        ("metrics sent after the head",),
+    ),
+    "a sync of three hours, told by its boot alone": (
+        _plan(life=Life(boot=5 * MINUTE, sync=3 * HOUR), steps=20), ("a sync is silence",),
+    ),
+    "S3 away for a minute as an attempt begins": (
+        _plan(_at(0.5, "takeback", seconds=120.0),
+              _at(2290 / HOUR, "s3", how="outage", whose="machines", seconds=55.0)),
+        ("S3's trouble outlasts patience",),
+    ),
+    "answers lost for some minutes": (
+        _plan(_at(0.5, "s3", how="lost", whose="machines", seconds=300.0)),
+        ("a lost answer is a lost lease",),
+    ),
+    "takebacks in short order": (
+        _plan(*(_at(0.05 + 0.12 * n, "takeback", seconds=120.0) for n in range(6))),
+        ("takebacks counted as barren",),
+    ),
+    "a machine that hangs": (
+        _plan(_at(0.5, "hang", share=1.0)), ("silence ignored",),
+    ),
+    "a deadline without Spot": (
+        _plan(_at(0.5, "no capacity", seconds=20 * HOUR), deadline_hours=4.0),
+        ("the deadline ignored",),
+    ),
+    "a deploy that drops the deadline": (
+        _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"), steps=540,
+              deadline_hours=7.2),
+        ("on demand beside Spot for ever",),
+    ),
+    "groups that begin empty": (_plan(fleet="asg", steps=20), ("a new group left empty",)),
+    "a person's stop of groups": (
+        _plan(_at(0.5, "person stops", seconds=2 * HOUR), fleet="asg"),
+        ("an ended group started again",),
+    ),
+    "dollars that run out": (
+        _plan(_at(0.6, "price", share=0.9), max_usd=1.0, steps=360),
+        ("no reserve before max_usd", "the market's price ignored"),
+    ),
+    "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
+}  # fmt: skip
