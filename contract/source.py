@@ -83,13 +83,13 @@ def empty_folders(source: Path, paths: Sequence[Path]) -> list[Path]:
 
     A script may write into them. They are no part of the source's checksum.
     """
-    found = []
+    found, is_ignored = list[Path](), _is_ignored(source)
     for parent in sorted({parent for path in paths for parent in path.parents}):
         for name in sorted(next(os.walk(source / parent), ("", [], []))[1]):
             top = source / parent / name
             if _CACHES.fullmatch(name) or any(files for _, _, files in os.walk(top)):
                 continue
-            if not top.is_symlink() and not _is_ignored(top):
+            if not top.is_symlink() and (is_ignored or not _is_ignored(top)):
                 found += [Path(each) for each, names, _ in os.walk(top) if not names]
     return [folder.relative_to(source) for folder in found]
 

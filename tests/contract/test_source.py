@@ -134,6 +134,9 @@ def test_all_travels_of_a_folder_that_its_repository_ignores(source: Path) -> No
     git(source.parent, "init", "--quiet")
     (source.parent / ".gitignore").write_text("mine/\n")
     assert found(source) == ["nets/model.py", "requirements.txt", "train.py"]
+    (source / "out/plots").mkdir(parents=True)
+    copy_source(source, source.parent / "copy")
+    assert (source.parent / "copy/out/plots").is_dir()
 
 
 def test_fails_where_git_ignores_all(source: Path) -> None:

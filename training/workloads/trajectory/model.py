@@ -291,13 +291,12 @@ class PlaceTransformer(TimeTransformer):
         sure_BT1 = share_BTG1.square().sum(dim=2)
         seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
         step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
-        tokens = [2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS]
-        if self.is_guided:
-            tokens += _bends(place_BT2, step_BT2)
-        return *self.outputs(torch.cat(tokens, dim=-1), place_BT2), place_BT2
+        bent = _bends(place_BT2, step_BT2) if self.is_guided else ()
+        tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS, *bent], dim=-1)
+        return *self.outputs(tokens_BTE, place_BT2), place_BT2
 
 
-def _bends(place_BT2: Tensor, step_BT2: Tensor) -> list[Tensor]:
+def _bends(place_BT2: Tensor, step_BT2: Tensor) -> Sequence[Tensor]:
     """Return how a path bends at each frame, in _NUM_BENDS numbers of about 1."""
     before_BT2 = F.pad(step_BT2[:, :-1], (0, 0, 1, 0))
     cross_BT = before_BT2[..., 0] * step_BT2[..., 1] - before_BT2[..., 1] * step_BT2[..., 0]
