@@ -107,11 +107,13 @@ def _commits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
     for line in trace.lines:
         if line["kind"] == "step" and "ids_sum" in line:
             first.setdefault(line["generation"], line["step"])
+    since = 0  # the generation that started over last
     for line in (each for each in trace.lines if each["kind"] == "resume"):
         own, name = line["generation"], line.get("checkpoint")
-        newest = max((s for g, s in commits if g < own and s not in excused), default=0)
+        since = since if name or not starts_over else own
+        newest = max((s for g, s in commits if since <= g < own and s not in excused), default=0)
         begun = _step(name) if name else 0
-        if begun < newest and (name or not starts_over):
+        if begun < newest:
             yield f"generation {own} began with step {begun}; {newest} was committed before"
         if first.get(own, inf) <= begun:
             yield f"generation {own} repeated step {first[own]}, held by {name}"

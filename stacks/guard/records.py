@@ -246,7 +246,7 @@ def _write(settings: GuardSettings, name: str, data: bytes, etag: str | None) ->
             **condition,
         )
     except (ClientError, BotoCoreError) as error:
-        answer: dict[str, Any] = getattr(error, "response", {})
+        answer: dict[str, Any] = getattr(error, "response", None) or {}  # a timeout has None
         if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (409, 412):
             return False
         found = _get(settings, name)  # the answer alone may be lost

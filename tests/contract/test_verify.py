@@ -265,6 +265,26 @@ def test_a_commit_that_was_given_up_holds_no_step(excuse: Callable[[RunTrace], R
     assert not [why for why in broken_rules(excuse(lost)) if "commits-kept" in why]
 
 
+def test_commits_from_before_a_start_over_are_no_longer_asked_for() -> None:
+    """But those after it are."""
+    trace = replace(
+        sound(),
+        lines=[resume(1, None), resume(2, None), resume(3, f"{1:08d}-g0002-{2:016x}")],
+        events=[
+            event(0, "i-1", "take-over", generation=1),
+            event(60, "i-1", "committed", step=3),
+            event(120, "i-2", "take-over", generation=2),
+            event(121, "i-2", "none-valid", starts_over=True),
+            event(150, "i-2", "committed", step=1),
+        ],
+    )
+    assert not [why for why in broken_rules(trace) if "commits-kept" in why]
+    more = replace(trace, events=[*trace.events, event(160, "i-2", "committed", step=2)])
+    assert "commits-kept: generation 3 began with step 1; 2 was committed before" in broken_rules(
+        more
+    )
+
+
 def test_a_clock_that_jumped_back_gives_an_attempts_commit_to_no_other() -> None:
     """Its events come before its take-over, in the life of the machine's attempt before."""
     trace, commit = sound(), event(90, "i-1", "committed", step=4, generation=2)

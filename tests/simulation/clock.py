@@ -43,6 +43,7 @@ class Process:
     tasks: dict["Task", None] = field(default_factory=dict)  # in their order
     code: int | None = None  # with which it ended
     supervisor: Any = None  # of a trainer
+    said: str = "{}"  # the last line of a call of the Guard
     ended: "Event" = field(default_factory=lambda: Event())
 
     def end(self, code: int = -9) -> None:

@@ -237,6 +237,8 @@ class Universe(World):
                 done = handler.respond(self.guard, event, CLOCK.now + process.clock_off)
                 self._heard(done, before)
             except handler.GuardError as failure:
+                for action, reason in json.loads(process.said)["done"]:
+                    self._heard({"action": action, "reason": reason}, before)
                 self._failed(str(failure))
                 if retry < len(CALL_RETRIES):
                     again = lambda: self._call(event, retry + 1)  # noqa: E731
@@ -373,7 +375,7 @@ class Universe(World):
     def _delete_head(self, seconds: float) -> None:
         """A person deletes head.json, and restores its last version later."""
         key = self.prefix + HEAD
-        if (found := self.bucket.found(key)) is None or not found.data:
+        if self.state_now in ("", "finished", "failed"):
             return
         self.bucket.write(key, None)
         for one in self.live:
@@ -651,6 +653,10 @@ class Universe(World):
                 return
 
 
+def _hear(text: str) -> None:
+    CLOCK.process.said = text
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone; once for many seeds."""
@@ -658,7 +664,7 @@ def simulated() -> Iterator[None]:
         stack.enter_context(stubbed())
         stack.enter_context(CLOCK.patched())
         stack.enter_context(quick())
-        stack.enter_context(mock.patch.object(handler, "print", lambda *_: None, create=True))
+        stack.enter_context(mock.patch.object(handler, "print", _hear, create=True))
         yield
 
 

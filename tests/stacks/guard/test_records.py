@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from moto.sns.models import sns_backends
 
 from stacks.guard.handler import GuardError
@@ -62,6 +63,17 @@ def test_a_damaged_ledger_forgets_nothing(scene: Scene, damage: bytes | None) ->
     scene.tick(hours_later=5.1)
     (attempt,) = scene.read("guard.json")["attempts"].values()
     assert attempt["usd"] > 5 * 0.4
+
+
+def test_a_write_whose_answer_times_out_was_done(scene: Scene) -> None:
+    def time_out(**_: object) -> None:
+        events.unregister("after-call.s3.PutObject", time_out)
+        raise ReadTimeoutError(endpoint_url="https://runs.s3.amazonaws.com")
+
+    events = quick_client("s3").meta.events
+    events.register("after-call.s3.PutObject", time_out)
+    assert scene.tick()["action"] == "none"
+    assert scene.read("guard.json")["attempts"]
 
 
 def test_a_lost_ledger_stops_the_run(scene: Scene) -> None:
