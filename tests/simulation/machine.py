@@ -69,7 +69,7 @@ class Host:
         self.trainer: Process | None = None
         self.hangs = self.is_stopping = False
         self.step: int | None = None  # what its trainer has reached
-        self.owed = 0  # what a notice left time to save
+        self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
         self.fault = ""  # what the next attempt meets
         self.is_excused = False  # the next failed attempt is no fault of the trainer
         self.cli = {

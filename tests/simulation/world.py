@@ -141,7 +141,8 @@ class Universe(World):
         machine.ended, machine.why = CLOCK.now, why
         self.tell(f"{machine.id[-4:]} ends: {why}")
         host = self.hosts[machine.id]
-        if host.owed and machine.id not in self.ill and not self.was_troubled():
+        had_time = host.owed > 0 and CLOCK.now >= host.owed_until - 1.0
+        if had_time and machine.id not in self.ill and not self.was_troubled():
             head = self.head_now
             if self.committed_step < host.owed:
                 step = f"{host.owed} after {self.committed_step}"
@@ -164,7 +165,7 @@ class Universe(World):
     def _take(self, machine: Machine, seconds: float, why: str) -> None:
         host = self.hosts[machine.id]
         if host.step is not None and seconds > self.plan.answer_seconds:
-            host.owed = host.step
+            host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:
             host.notice(seconds)
             self._state_change(machine, "notice")
