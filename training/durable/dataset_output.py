@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from contract.errors import UserError
 from contract.keys import PACKED, UNFINISHED
-from training.durable.store.local_dataset import checksums_of
 
 _WORKING = ".working"
 _LOCK = "lock"
@@ -60,11 +59,6 @@ class FinishedFiles:
 
     meta: Mapping[str, Any]
     files: Sequence[Mapping[str, Any]]  # name, bytes, sha256, perhaps xxh128
-
-    @staticmethod
-    def checksums_of(path: Path) -> dict[str, str]:
-        """Return the checksums of a finished file by their names in a manifest."""
-        return checksums_of(path)
 
 
 class FolderOutput(Output):

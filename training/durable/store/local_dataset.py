@@ -201,6 +201,11 @@ class LocalDataset:
         self._waiting = waiting
         self._patience_seconds = patience_seconds
 
+    @staticmethod
+    def checksums_of(path: Path) -> dict[str, str]:
+        """Return a finished file's checksums by their names in a manifest."""
+        return checksums_of(path)
+
     @classmethod
     def complete(cls, folder: Path, workload: str, meta: Mapping[str, Any]) -> "LocalDataset":
         """Write a manifest.json of every file in `folder`, which completes the dataset."""

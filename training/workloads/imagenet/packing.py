@@ -40,7 +40,7 @@ from contract.errors import UserError
 from contract.file_names import HEIC
 from contract.keys import PACKED, UNFINISHED
 from training import check_fields, in_processes
-from training.durable import Brought, FinishedFiles, Output
+from training.durable import Brought, FinishedFiles, LocalDataset, Output
 
 if TYPE_CHECKING:
     # It imports torch.
@@ -391,7 +391,7 @@ def _pack_shard(shard: _Shard, output: Output, working: Path) -> _Packed:
     rows = write_shard(path, shard.number, images)
     packed = _Packed(
         num_bytes=path.stat().st_size,
-        **FinishedFiles.checksums_of(path),
+        **LocalDataset.checksums_of(path),
         rows=rows,
         num_pixels=num_pixels,
         num_converted=num_converted,
