@@ -130,6 +130,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # 55 clips are drawn before processes start
     quick_client.cache_clear()
     dataset._store.cache_clear()
     yield lambda variables: [monkeypatch.setenv(*each) for each in variables.items()]
