@@ -5,9 +5,9 @@ import logging
 import sys
 import time
 
+from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import draw
 from tests.simulation.story import shortened, shrink
-from tests.simulation.world import live_through, simulated
 
 
 def main() -> int:

@@ -22,8 +22,8 @@ from contract import auto_interval, verify
 from stacks.guard import fleet, handler, reasons, records
 from stacks.guard.ledger import Ledger
 from stacks.guard.tick import Tick
+from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import draw
-from tests.simulation.world import live_through, simulated
 from training.durable.attempt import notice as notice_file
 from training.durable.attempt import resume_point
 from training.durable.attempt.notice import ExtraTime, Interruption

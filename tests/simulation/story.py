@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from tests.simulation.life import Outcome, live_through
 from tests.simulation.plan import Plan
-from tests.simulation.world import Outcome, live_through
 
 LINES = 20
 

@@ -9,10 +9,10 @@ import pytest
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process, sleep
 from tests.simulation.faults import FAULTS
 from tests.simulation.kept import KEPT
+from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import draw
 from tests.simulation.shortcuts import quick_asdict
 from tests.simulation.story import shrink
-from tests.simulation.world import live_through, simulated
 
 
 @pytest.fixture(scope="module", autouse=True)

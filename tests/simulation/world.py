@@ -4,37 +4,28 @@ The fleet, EC2 and their answers are those of the Guard's model (tests/stacks/gu
 its machines run, its objects lie in a bucket with troubles, and the Guard's calls take time.
 """
 
-import io
 import json
 import math
-import shutil
-import tempfile
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.keys import CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
-from contract.trace import RunTrace
 from contract.verify import broken_rules
 from stacks.guard import handler
-from stacks.guard import settings as guard_settings
 from stacks.guard.fleet import StackFleet, instances_of_stack
 from stacks.guard.settings import Forecast
-from tests.simulation.bucket import Bucket, GuardService
-from tests.simulation.clock import CLOCK, Process, Task, sleep
-from tests.simulation.machine import Host, place_of
+from tests.simulation.bucket import Bucket
+from tests.simulation.clock import CLOCK, Process, sleep
+from tests.simulation.machine import Host
 from tests.simulation.plan import DAY, Happening, Plan
-from tests.simulation.shortcuts import quick
-from tests.simulation.stubs import stubbed
+from tests.simulation.record import trace_of
 from tests.stacks.guard.model import SETTINGS, TICK
 from tests.stacks.guard.world import (
     HOUR,
@@ -55,21 +46,6 @@ PERSON_SECONDS = 4 * HOUR
 # How long a run whose troubles are over may take, besides its work.
 PATIENCE = 12 * HOUR
 _BUGS = ("TypeError", "KeyError", "AttributeError", "IndexError", "AssertionError", "NameError")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a seed."""
-
-    plan: Plan
-    broken: tuple[str, ...]
-    story: tuple[tuple[float, str], ...]
-    state: str
-    hours: float  # of machines
-    days: float
-    cpu_seconds: float
-    attempts: int
-    facts: Counter[str]
 
 
 @dataclass(kw_only=True)
@@ -423,6 +399,7 @@ class Universe(World):
         is_over = self.state_now in ("finished", "failed") or self.is_cancelled
         if not is_over and not fleet.read_capacity()[0]:
             fleet.set_capacity(1, 0)
+            self.stopped_until = 0.0
             self.tell("a person resumes the run")
 
     def _person(self) -> None:
@@ -542,39 +519,6 @@ class Universe(World):
                     self.breaks("a healthy run was stopped", reason)
                 return
 
-    def trace(self) -> RunTrace:
-        """Return the run's record with its past, as `runs verify` reads it from a bucket."""
-        prefix, bucket = self.prefix, self.bucket
-
-        def sizes(below: str) -> dict[str, int]:
-            found = bucket.below(prefix + below)
-            return {key[len(prefix) :]: len(one.data or b"") for key, one in found}
-
-        def read(keys: Any) -> Iterator[bytes | None]:
-            for key in keys:
-                one = bucket.found(prefix + key)
-                yield one.data if one else None
-
-        found = RunTrace.read(sizes, read)
-        heads = [
-            (float(int(one.since)), json.loads(one.data))
-            for one in bucket.objects.get(prefix + HEAD, ())
-            if one.data
-        ]
-        deleted: dict[str, float] = {}
-        for key, versions in bucket.objects.items():
-            name = key[len(prefix) :]
-            if name.startswith(CHECKPOINTS):
-                for one in versions:
-                    if one.data is None:
-                        checkpoint = name[len(CHECKPOINTS) :].partition("/")[0]
-                        deleted[checkpoint] = min(one.when, deleted.get(checkpoint, one.when))
-        events = [
-            {**each, "stored": bucket.objects[prefix + each["key"]][-1].when}
-            for each in found.events
-        ]
-        return replace(found, heads=heads, deleted=deleted, events=events)
-
     def judge_end(self) -> None:
         """What must hold once all is over."""
         head = self.head_now
@@ -588,7 +532,7 @@ class Universe(World):
             self.breaks("nothing runs in the end", ", ".join(each.id for each in self.live))
         if head:
             unguarded = ("within-limits", "nothing-after-the-end") * self.was_unguarded
-            for line in broken_rules(self.trace())[:4]:
+            for line in broken_rules(trace_of(self.bucket, self.prefix))[:4]:
                 if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
@@ -652,80 +596,3 @@ class Universe(World):
             is_stopped = bool(self.stops) and "max_" in self.stops[-1][1] and not self.live
             if is_stopped and CLOCK.now > self.stops[-1][0] + HOUR:
                 return
-
-
-def _hear(text: str) -> None:
-    CLOCK.process.said = text
-
-
-@contextmanager
-def simulated() -> Iterator[None]:
-    """Context in which the project's code knows the simulation alone; once for many seeds."""
-    with ExitStack() as stack:
-        stack.enter_context(stubbed())
-        stack.enter_context(CLOCK.patched())
-        stack.enter_context(quick())
-        stack.enter_context(mock.patch.object(handler, "print", _hear, create=True))
-        yield
-
-
-def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = False) -> Outcome:
-    """Let a plan happen, within `simulated`; return what came of it."""
-    began = time.process_time()
-    CLOCK.restart(BEGIN, plan.seed)
-    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
-    world = Universe(
-        plan=plan, folder=folder, kind=plan.fleet, sees_all=sees_all, until_broken=until_broken
-    )
-    world.troubles = [each for each in plan.happenings if each.what == "s3"]
-    services: dict[str, Any] = defaultdict(
-        lambda: GuardService(world=world, who="guard", connect_seconds=3, read_seconds=8)
-    )
-
-    def died(task: Task, error: BaseException) -> None:
-        name = task.process.name
-        if name == "world":
-            raise error
-        world.breaks("a thread died", f"{name}: {place_of(error)}")
-
-    CLOCK.died = died
-    limit = BEGIN + 2 * plan.work_seconds + plan.troubled_until + len(plan.happenings) * (
-        plan.life.ready + HOUR
-    ) + PATIENCE + 30 * HOUR  # fmt: skip
-    guard_settings.quick_client.cache_clear()
-    handler.warm_memory.cache_clear()
-    with mock.patch("boto3.client", lambda service, **_: services[service]):
-        said = io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
-            world.live_on(limit)
-            world.judge_end()
-            _end_all(world)
-    guard_settings.quick_client.cache_clear()
-    shutil.rmtree(folder, ignore_errors=True)
-    hours = sum((each.ended or CLOCK.now) - each.launched for each in world.machines) / HOUR
-    return Outcome(
-        plan=plan,
-        broken=tuple(world.broken),
-        story=tuple(world.story),
-        state=world.state_now or "none",
-        hours=hours,
-        days=(CLOCK.now - BEGIN) / DAY,
-        cpu_seconds=time.process_time() - began,
-        attempts=int(world.head_now.get("generation", 0)),
-        facts=world.facts,
-    )
-
-
-def _end_all(world: Universe) -> None:
-    """Unwind every thread, so that none is collected in a later seed's time."""
-    CLOCK.died = lambda task, error: None
-    processes = {task.process for _, _, task, _ in CLOCK.queue} | {world.process}
-    for host in world.hosts.values():
-        processes |= {host.process, *([host.trainer] if host.trainer else [])}
-    for process in processes:
-        process.end()
-    CLOCK.run(CLOCK.now)
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
