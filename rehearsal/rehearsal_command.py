@@ -293,7 +293,6 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
         say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")
-        aws.capacity.notice_seconds = NOTICE_SECONDS
         while arguments.machines:
             _boot_machines(stacks, say)
         threading.Event().wait()
@@ -317,6 +316,7 @@ def _boot_machines(stacks: DeployedStacks, say: Callable[[str], None]) -> None:
     if not stack:
         time.sleep(1.0)
         return
+    stacks.aws.capacity.notice_seconds = NOTICE_SECONDS
     machines = stacks.folder / "machines"
     bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
     fleet = Fleet(aws=stacks.aws, bus=bus, id=identifier, boot=boot, say=say, stack=stack)

@@ -11,7 +11,7 @@ from rehearsal.demo.deployment import processes_below
 from rehearsal.drills.drill import NSPAWN, PROCESS
 from tests.training import documented
 
-EPOCHS = "baselines=false epochs=18"
+EPOCHS = "baselines=false epochs=12"
 SMALL = [
     *("--count", "66", "--overrides", EPOCHS),
     *("--notice-seconds", "5"),

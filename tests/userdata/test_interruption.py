@@ -4,6 +4,8 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from tests.userdata.rig import Rig, calls, signals, wait, wait_until
 
 
@@ -76,6 +78,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(rig: Rig) -> None:
     assert rig.read("head.json")["state"] == "failed"
 
 
+@pytest.mark.slow  # drill gpu-fails; in each run of the tests: test_gpu_fault.py
 def test_a_gpu_that_fails_in_training_ends_the_machine_at_the_first_time(rig: Rig) -> None:
     at_step_7 = json.dumps({"kind": "step", "stage": "head", "step": 7})
     words = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"

@@ -31,6 +31,7 @@ def make_data(folder: Path) -> None:
         (folder / channel / "points.json").write_text(text)
 
 
+@pytest.mark.slow  # in each run of the tests: tests/training/cli/test_sagemaker.py
 @pytest.mark.machine
 def test_a_script_of_sagemakers_style_runs_unchanged_and_survives_a_kill(tmp_path: Path) -> None:
     source, opt, run = (tmp_path / name for name in ("source", "opt", "run"))

@@ -73,7 +73,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("workload", "trajectroy", "workload is 'trajectroy'; did you mean trajectory? For"),
         ("recipe", "full;rm", "recipe is 'full;rm'; use letters"),
         ("recipe", "ful", "recipe is 'ful', which trajectory does not have; did you mean fu"),
-        ("recipe", "zzz", "which trajectory does not have; known: full, laptop"),
+        ("recipe", "zzz", "which trajectory does not have; known: demo, full, laptop"),
         ("run_id", "exp 7", "run_id is 'exp 7'; use a letter"),
         ("run_id", "7", "run_id is '7'; use a letter"),
         ("dataset", "../other", "dataset is '../other'; use a key prefix"),

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -79,6 +80,7 @@ def measure(run: Run, log: Path, notice_in: str | None = None) -> Measured:
     return Measured(peak_above=int(first), held=held)
 
 
+@pytest.mark.slow  # it measures what other work on the machine disturbs
 def test_a_stage_holds_its_own_state_alone_whether_it_began_or_resumed(
     run: Run, tmp_path: Path
 ) -> None:

@@ -159,7 +159,7 @@ def read_json_record(
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
 # format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step,
 # format 6 xxh128 to files.
-_FORMAT = 6
+_FORMAT, _WITHOUT_XXH128 = 6, 5
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
 
@@ -196,8 +196,14 @@ class Head:
         return replace(self, checkpoints=left, unverified_by=())
 
     def to_bytes(self) -> bytes:
-        """Return the JSON to store."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+        """Return the JSON to store, in the oldest format that holds it: older bundles read that."""
+        record, number = asdict(self), _FORMAT
+        files = [file for entry in record["checkpoints"] for file in entry["files"]]
+        if not any(file["xxh128"] for file in files):
+            number = _WITHOUT_XXH128
+            for file in files:
+                del file["xxh128"]
+        return json.dumps({"format": number, **record}, indent=1).encode()
 
     @classmethod
     def read(cls, store: Store) -> "Head | None":

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[4]
 TESTS = Path(__file__).with_name("test_attention.py")
 
 
+@pytest.mark.slow  # only a change of the kernel changes it
 def test_interpreted_the_kernel_passes_the_tests_of_the_others() -> None:
     """In a process of its own: Triton decides at import whether it interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)]

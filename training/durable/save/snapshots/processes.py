@@ -101,7 +101,9 @@ def _stop_all(keeper: int, ours: list[int]) -> None:
 def _keeper_of(program: int | None) -> int:
     with suppress(OSError, TypeError):
         return int(_about(f"{_PROC}/{program}")[1])
-    raise SnapshotError("a program can be stopped for its snapshot on Linux only")
+    is_gone = os.path.isdir(f"{_PROC}/self")  # noqa: PTH112 - as below
+    why = "the program has just ended" if is_gone else "it can be stopped on Linux only"
+    raise SnapshotError(f"it takes a program that stands still, and {why}")
 
 
 def _is_stopped(process: int) -> bool:
