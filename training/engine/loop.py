@@ -276,6 +276,7 @@ class StageLoop:
         self._own_times.compare(self._position)
         began = time.monotonic()
         metrics = self._evaluated(is_last=is_end)
+        seconds = time.monotonic() - began
         self._position = replace(
             self._position,
             evaluated_step=step,
@@ -288,9 +289,8 @@ class StageLoop:
             step=self._position.step,
             epoch=self._epoch,
             metrics=metrics,
-            seconds=round(time.monotonic() - began, 4),
+            seconds=round(seconds, 4),
         )
-        seconds = time.monotonic() - began
         self._times.add_evaluation(seconds)
         self._pace.pass_over(seconds)
         values = ", ".join(f"{name} {value:.4f}" for name, value in list(metrics.items())[:4])

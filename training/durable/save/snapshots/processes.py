@@ -101,8 +101,8 @@ def _stop_all(keeper: int, ours: list[int]) -> None:
 def _keeper_of(program: int | None) -> int:
     with suppress(OSError, TypeError):
         return int(_about(f"{_PROC}/{program}")[1])
-    is_gone = os.path.isdir(f"{_PROC}/self")  # noqa: PTH112 - as below
-    why = "the program has just ended" if is_gone else "it can be stopped on Linux only"
+    has_proc = os.path.isdir(f"{_PROC}/self")  # noqa: PTH112 - as below
+    why = "the program has just ended" if has_proc else "it can be stopped on Linux only"
     raise SnapshotError(f"it takes a program that stands still, and {why}")
 
 

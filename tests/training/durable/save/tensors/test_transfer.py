@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.training.save_scene import write_state
+from tests.training.transfers import Memory
 from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.save.tensors.resume import CheckpointContent
 from training.durable.save.tensors.state import LiveState
@@ -16,9 +17,7 @@ from training.durable.store.folder import FolderStore
 from training.durable.store.protocol import Store
 from training.durable.store.transfer import (
     CancelledError,
-    Contents,
     FileEntry,
-    Spare,
     TransferProgress,
     checksum_of,
     part_bytes_of,
@@ -33,24 +32,9 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.durable.store.transfer.PART_BYTES", 64)
 
 
-class Text(Contents):
-    """A file of known bytes."""
-
-    def __init__(self, name: str, data: bytes) -> None:
-        self.name = name
-        self._data = data
-
-    @property
-    def size(self) -> int:
-        return len(self._data)
-
-    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        return memoryview(self._data)[start:stop]
-
-
 def sent(store: Store, data: bytes) -> FileEntry:
     progress = TransferProgress()
-    (entry,) = send(store, "x/", [Text("file", data)], progress)
+    (entry,) = send(store, "x/", [Memory(data)], progress)
     assert progress.done_bytes == len(data)
     return entry
 
@@ -158,7 +142,7 @@ def test_a_transfer_that_is_stopped_ends_before_its_next_part(tmp_path: Path) ->
     progress = TransferProgress()
     progress.stop.set()
     with pytest.raises(CancelledError):
-        send(FolderStore(tmp_path), "x/", [Text("f", bytes(999))], progress)
+        send(FolderStore(tmp_path), "x/", [Memory(bytes(999))], progress)
     assert FolderStore(tmp_path).sizes("") == {}
 
 
