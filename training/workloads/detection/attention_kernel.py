@@ -59,6 +59,7 @@ def _arguments(value: Tensor, locations: Tensor) -> dict[str, Any]:
         "BAGS": max(1, _VALUES // columns),
         "COLUMNS": columns,
         "TYPE": tl.float64 if value.dtype == torch.float64 else tl.float32,
+        "enable_fp_fusion": True,  # a newer Triton's default would change a run's bits
     }
 
 

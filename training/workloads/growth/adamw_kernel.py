@@ -32,6 +32,7 @@ def step_by_kernel(
             *(lr, 1.0 - lr * weight_decay, eps),
             *(beta1, beta2, math.log2(beta1), math.log2(beta2)),
             BLOCK=_BLOCK,
+            enable_fp_fusion=True,  # a newer Triton's default would change a run's bits
         )
 
 

@@ -73,5 +73,22 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(capability: int, kernel:
         {name: kinds.get(name, "*fp32") for name in function.arg_names},
         constexprs=constants,
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    fused = {"enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=fused)
     assert len(compiled.asm["cubin"]) > 10_000
+
+
+def test_no_default_of_triton_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See the test of this name beside AdamW's kernel."""
+    pytest.importorskip("triton")
+    from training.workloads.detection import attention_kernel as module
+
+    launches: list[dict[str, Any]] = []
+    for kernel in (module._forward, module._backward):
+        monkeypatch.setattr(kernel, "run", lambda *_, **kwargs: launches.append(kwargs))
+    locations = torch.rand(1, 3, 2, 1, 4, 2, requires_grad=True)
+    out = module._Attention.apply(
+        torch.rand(1, 16, 2, 8), locations, torch.rand(1, 3, 2, 1, 4), ((4, 4),)
+    )
+    out.sum().backward()
+    assert [launch["enable_fp_fusion"] for launch in launches] == [True, True]

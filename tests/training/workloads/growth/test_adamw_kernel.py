@@ -84,7 +84,19 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(capability: int) -> None
         {name: kinds.get(name, "fp32") for name in function.arg_names},
         constexprs={"BLOCK": module._BLOCK},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    fused = {"enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=fused)
     assert len(compiled.asm["cubin"]) > 1_000
     if capability >= 80:  # before, by integers
         assert "cvt.rn.bf16" in compiled.asm["ptx"]
+
+
+def test_no_default_of_triton_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 (torch 2.15) warns that 3.10 will not fuse unless asked: other bits of one run."""
+    pytest.importorskip("triton")
+    from training.workloads.growth import adamw_kernel as module
+
+    launches: list[dict[str, Any]] = []
+    monkeypatch.setattr(module._adamw, "run", lambda *_, **kwargs: launches.append(kwargs))
+    module.step_by_kernel(*(torch.zeros(8) for _ in range(5)), 0.1, 0.9, 0.99, 1e-8, 0.0)
+    assert [launch["enable_fp_fusion"] for launch in launches] == [True]
