@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,9 +29,8 @@ def check_fields(
 
     `at_least`: a minimum -> the fields that it applies to where they hold a number.
     """
-    for name, kind in get_type_hints(type(config)).items():
-        if get_origin(kind) is Literal:
-            check_choice(name, getattr(config, name), get_args(kind))
+    for name, known in _choices(type(config)).items():
+        check_choice(name, getattr(config, name), known)
     for least, names in at_least.items():
         for name in names:
             if (value := getattr(config, name)) not in (None, "auto") and value < least:
@@ -44,6 +44,13 @@ def check_fields(
     for name in below_1:
         if not 0.0 <= (value := getattr(config, name)) < 1.0:
             raise ValueError(f"{name} is {value}; use at least 0 and less than 1")
+
+
+@cache
+def _choices(kind: type) -> Mapping[str, tuple[Any, ...]]:
+    """What each field of a Literal type accepts; a workload may make its settings at each step."""
+    hints = get_type_hints(kind).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def check_choice(name: str, value: Any, known: Iterable[str], other: str = "") -> None:

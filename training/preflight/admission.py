@@ -13,9 +13,10 @@ import os
 import resource
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -89,10 +90,10 @@ class MachineCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reservation:
-    """Another run's reservation, and how much of it is in use already."""
+    """Another run's reservation, and what tells how much of it is in use already."""
 
     request: ResourceRequest
-    used_mib: int = 0
+    used_mib: Callable[[], int] = int
 
 
 def refuse_oversubscription(
@@ -102,11 +103,14 @@ def refuse_oversubscription(
 
     MachineError if they would fit on this machine with all of its memory free, else UserError.
     """
-    reserved = sum(max(0, other.request.host_mib - other.used_mib) for other in others)
     requested = sum(request.host_mib for request in requests)
     if machine.free_host_mib is not None:
-        available = int(machine.free_host_mib * _USABLE_SHARE) - reserved
-        if requested > available:
+        usable = int(machine.free_host_mib * _USABLE_SHARE)
+        reserved = sum(other.request.host_mib for other in others)
+        # The kernel reads page by page what they use, 20 ms for a GB: asked only if it decides.
+        if requested > usable - reserved:
+            reserved = sum(max(0, other.request.host_mib - other.used_mib()) for other in others)
+        if requested > (available := usable - reserved):
             each = requests[0]
             num_fitting = max(0, available // each.host_mib)
             fits = machine.host_mib is not None and requested <= machine.host_mib * _USABLE_SHARE
@@ -197,7 +201,7 @@ class Reservations:
                 with suppress(OSError):
                     path.unlink()
             elif pid != os.getpid():
-                yield _Reservation(request=request, used_mib=used_bytes(pid) // _MEBIBYTE)
+                yield _Reservation(request=request, used_mib=partial(_used_mib, pid))
 
     def _write(self, name: str, request: ResourceRequest) -> None:
         """Write this process's reservation atomically, and readable by every user."""
@@ -232,6 +236,10 @@ def _parse(data: bytes) -> tuple[int, str | None, ResourceRequest]:
     ):
         raise ValueError("this is not a reservation")
     return int(record["pid"]), record["began"], ResourceRequest(**need)
+
+
+def _used_mib(pid: int) -> int:
+    return used_bytes(pid) // _MEBIBYTE
 
 
 def _started(pid: int) -> str | None:
