@@ -30,20 +30,11 @@ from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.readable import shown
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
-from training.durable import (
-    Head,
-    Hosts,
-    MachineError,
-    Retention,
-    RunConfig,
-    Store,
-    Supervisor,
-    fail_run,
-    open_store,
-)
+from training.durable import Hosts, MachineError, Store, open_store
 from training.registry import parse_overrides
 
 if TYPE_CHECKING:
+    from training.durable import Supervisor
     from training.engine.job import RunOptions
     from training.preflight.admission import ResourceRequest
 
@@ -74,7 +65,7 @@ def import_from(source: Path | None) -> None:
 
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """Return the options of every attempt (`AttemptOptions`), by name."""
-    from training.durable import AttemptOptions
+    from training.durable import AttemptOptions, Retention
 
     hosts, (newest, every) = arguments.hosts, arguments.keep
     price = arguments.usd_per_hour or _planned_price(arguments.prediction)
@@ -307,6 +298,8 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from training.durable import Supervisor
+
     supervisor = Supervisor(
         budget_seconds=arguments.notice_budget_seconds,
         notice_file=arguments.notice_file,
@@ -345,7 +338,7 @@ def _set_up_torch() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) -> int:
+def _train(arguments: argparse.Namespace, supervisor: "Supervisor", scratch: Path) -> int:
     checked_folder(scratch)
     if arguments.metrics_file is not None:
         checked_file(arguments.metrics_file)
@@ -381,6 +374,8 @@ def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractCon
 
 def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
     """Whether there is nothing to do; anything unusual is left to the full checks."""
+    from training.durable import Head, RunConfig
+
     head, record = Head.read(store), RunConfig.read(store)
     if head is None or record is None or head.state != "finished":
         return False
@@ -392,6 +387,8 @@ def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
 
 
 def _fail(arguments: argparse.Namespace) -> int:
+    from training.durable import fail_run
+
     store = open_store(arguments.run_uri)
     head = fail_run(store, arguments.writer, arguments.reason)
     text = f"[ok] {store.uri} is {head.state}" + (f": {head.reason}" if head.reason else "")
@@ -448,10 +445,10 @@ def is_program(arguments: argparse.Namespace) -> bool:
 
 
 def _run_program(
-    arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[str, Any]
+    arguments: argparse.Namespace, supervisor: "Supervisor", common: Mapping[str, Any]
 ) -> int:
     """Run one attempt of the program; `common` has the options of every attempt."""
-    from training.durable import ProgramOptions, run_program
+    from training.durable import Head, ProgramOptions, RunConfig, run_program
 
     program = _program(arguments)
     source = _source(arguments)

@@ -27,7 +27,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-from contract.aws_limits import most
 from contract.errors import UserError
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
@@ -167,7 +166,7 @@ class StoredDataset:
         if out.resolve() == Path(store.uri).resolve():
             LocalDataset.open(out, again=True)
             return _synced(files, [], began)
-        if not (out / MANIFEST).exists() and not (out / ARRIVING).exists():
+        if any(out.iterdir()) and not any((out / own).exists() for own in (MANIFEST, ARRIVING)):
             for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
                 raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
         # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
@@ -191,6 +190,8 @@ class StoredDataset:
 
 
 def _refuse_long_keys(uri: str, files: Sequence[Entry]) -> None:
+    from contract.aws_limits import most
+
     prefix, longest = uri.removeprefix("s3://").partition("/")[2], most("object-key-bytes")
     for name in (entry["name"] for entry in files if uri.startswith("s3://")):
         if (size := len(f"{prefix}/{name}".encode())) > longest:
