@@ -46,6 +46,7 @@ class Bucket:
     objects: dict[str, list[Version]] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     number: int = 0
+    listed: dict[int, dict[str, Any]] = field(default_factory=dict)  # by a version's number
     watch: Callable[[str, bytes | None], None] = lambda key, data: None
 
     def found(self, key: str, number: str = "") -> Version | None:
@@ -67,6 +68,13 @@ class Bucket:
         else:
             versions.append(version)
         self.watch(key, data)
+        return f'"{self.number}"'
+
+    def renew(self, key: str, data: bytes) -> str:
+        """Write a head that differs from the last in its nonce and heartbeat alone."""
+        self.number += 1
+        last = self.objects[key][-1]
+        self.objects[key][-1] = Version(CLOCK.now, data, self.number, last.since)
         return f'"{self.number}"'
 
     def below(self, prefix: str) -> Iterator[tuple[str, Version]]:
@@ -110,9 +118,13 @@ class Bucket:
             if Delimiter and Delimiter in rest:
                 folders[Prefix + rest.partition(Delimiter)[0] + Delimiter] = None
             elif key > StartAfter:
-                size = len(version.data or b"")
-                found.append({"Key": key, "Size": size, "LastModified": _time(version.when)})
+                found.append(self.listed.get(version.number) or self._list(key, version))
         return {"Contents": found, "CommonPrefixes": [{"Prefix": one} for one in folders]}
+
+    def _list(self, key: str, version: Version) -> dict[str, Any]:
+        entry = {"Key": key, "Size": len(version.data or b""), "LastModified": _time(version.when)}
+        self.listed[version.number] = entry
+        return entry
 
     def list_object_versions(self, Bucket: str, Prefix: str) -> Any:
         found = [

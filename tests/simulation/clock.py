@@ -111,8 +111,8 @@ class Clock:
     def _push(self, when: float, task: Task, token: int) -> None:
         heapq.heappush(self.queue, (when, next(self.numbers), task, token))
 
-    def wake(self, task: Task, token: int) -> None:
-        self._push(self.now, task, token)
+    def wake(self, task: Task, token: int, at: float | None = None) -> None:
+        self._push(self.now if at is None else at, task, token)
 
     def block(self, until: float = math.inf) -> None:
         """Let others go on until then, or until somebody wakes this task."""

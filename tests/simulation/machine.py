@@ -25,6 +25,7 @@ from contract.progress import progress_record
 from contract.samples import MODULUS, sum_of_all
 from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
+from tests.simulation.shortcuts import QuietPings
 from tests.simulation.stubs import SizedState
 from tests.stacks.guard.world import MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
@@ -67,6 +68,7 @@ class Host:
         self.spool: list[tuple[str, bytes]] = []
         self.spooled = Event()
         self.trainer: Process | None = None
+        self.pings: QuietPings | None = None  # of its watchdog
         self.hangs = self.is_stopping = False
         self.step: int | None = None  # what its trainer has reached
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
@@ -115,6 +117,8 @@ class Host:
         CLOCK.start(self.world.process, stop)
 
     def pause(self, seconds: float) -> None:
+        if self.pings is not None:
+            self.pings.pause()
         for process in (self.process, self.trainer):
             if process is not None:
                 process.paused_until = CLOCK.now + seconds
@@ -341,6 +345,8 @@ class _Attempt:
         )
         supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
         self.process.supervisor = supervisor
+        if not world.sees_all:
+            supervisor.watchdog._stop = host.pings = QuietPings(supervisor.watchdog)  # type: ignore[assignment]
         supervisor.watchdog.start()
         if (host.folder / "notice.json").exists():
             supervisor.interruption.record("notice")  # as `listen` does

@@ -7,23 +7,29 @@ for any, and records become dictionaries without copies of what never changes.
 
 import dataclasses
 import gc
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from contract.keys import HEAD
-from tests.simulation.clock import CLOCK, sleep
-from training.durable.record.head import Head, new_nonce
+from sizing.fallback import decision
+from tests.simulation.clock import CLOCK, Event, sleep
+from training.durable.record.head import CheckpointEntry, Head, new_nonce
 from training.durable.record.lease import Lease
 
+_SHORTENED = ("training.", "sizing.", "stacks.guard.", "contract.", "tests.simulation.")
 _ATOMS = frozenset([str, int, float, bool, bytes, type(None)])
 _NAMES: dict[type, tuple[str, ...]] = {}
-_INITIAL: dict[type, tuple[str, ...]] = {}
+_SLOTS: dict[type, dict[str, Any]] = {}
 _real_asdict, _real_replace = dataclasses.asdict, dataclasses.replace
-_real_bytes, _real_beat = Head.to_bytes, Lease.beat
+real_table, real_bytes, _real_beat = decision.make_table, Head.to_bytes, Lease.beat
 
 
 def quick_asdict(record: Any) -> dict[str, Any]:
@@ -41,15 +47,17 @@ def quick_asdict(record: Any) -> dict[str, Any]:
 def quick_replace(record: Any, **changes: Any) -> Any:
     """Return what dataclasses.replace does for a record whose fields are all its own."""
     kind = type(record)
-    names = _INITIAL.get(kind)
-    if names is None:
-        fields = dataclasses.fields(record)
-        names = _INITIAL[kind] = tuple(each.name for each in fields)
-        assert all(each.init for each in fields), f"{kind} has fields that are not given"
-    for name in names:
-        if name not in changes:
-            changes[name] = getattr(record, name)
-    return kind(**changes)
+    slots = _SLOTS.get(kind)
+    if slots is None:
+        fields = dataclasses.fields(record) if hasattr(kind, "__slots__") else ()
+        assert all(each.init for each in fields) and not hasattr(kind, "__post_init__"), kind
+        slots = _SLOTS[kind] = {each.name: getattr(kind, each.name) for each in fields}
+    if not slots or not all(name in slots for name in changes):
+        return _real_replace(record, **changes)
+    made = object.__new__(kind)
+    for name, slot in slots.items():
+        slot.__set__(made, changes[name] if name in changes else slot.__get__(record))
+    return made
 
 
 def _plain(value: Any) -> Any:
@@ -70,11 +78,12 @@ class _Holder:
     value: Any
 
 
-class _HeadText:
+class HeadText:
     """A head's text, from the last one where only nonce and heartbeat differ."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[tuple[Any, ...], bytes, bytes]] = {}
+        self._entries: dict[str, tuple[CheckpointEntry, str]] = {}
 
     def to_bytes(self, head: Head) -> bytes:
         same = (
@@ -85,10 +94,29 @@ class _HeadText:
         if last is not None and all(a is b for a, b in zip(last[0], same, strict=True)):
             middle = f'"nonce": "{head.nonce}",\n "heartbeat": {head.heartbeat}'
             return b"".join((last[1], middle.encode(), last[2]))
-        text = _real_bytes(head)
+        text = self._with_entries(head)
         start, end = text.index(b'"nonce": "'), text.index(b',\n "state"')
         self._last[head.writer] = same, text[:start], text[end:]
         return text
+
+    def _with_entries(self, head: Head) -> bytes:
+        """Put each checkpoint's text, which stays the same, into that of a head without any."""
+        entries = head.checkpoints
+        if not entries or any(file.xxh128 for entry in entries for file in entry.files):
+            return real_bytes(head)
+        bare, mark = real_bytes(_real_replace(head, checkpoints=())), b'"checkpoints": []'
+        listed = ",\n  ".join(map(self._text_of, entries))
+        return bare.replace(mark, f"{mark.decode()[:-1]}\n  {listed}\n ]".encode(), 1)
+
+    def _text_of(self, entry: CheckpointEntry) -> str:
+        known = self._entries.get(entry.name)
+        if known is None or known[0] is not entry:
+            record = quick_asdict(entry)
+            for file in record["files"]:
+                del file["xxh128"]
+            text = json.dumps(record, indent=1).replace("\n", "\n  ")
+            self._entries[entry.name] = known = entry, text
+        return known[1]
 
 
 def _quick_beat(lease: Any) -> None:
@@ -118,10 +146,86 @@ def _quick_beat(lease: Any) -> None:
     seconds = CLOCK.luck.lognormvariate(plan.latency, 0.5)
     wait = sleep if seconds > most else CLOCK.pass_by
     wait(seconds / 2)
-    lease._etag = bucket.write(key, after.to_bytes())
+    lease._etag = bucket.renew(key, after.to_bytes())
     wait(seconds / 2)
     lease._head = after
     store.patience.is_reached = True
+
+
+class QuietPings(Event):
+    """What stops a watchdog: it lets the pings pass at which nothing can have been silent enough.
+
+    Silence is counted from a report, and what is allowed changes with a report only.
+    """
+
+    def __init__(self, watchdog: Any) -> None:
+        super().__init__()
+        self._watchdog, self._began, self._every = watchdog, 0.0, 1.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        watchdog, self._began, self._every = self._watchdog, CLOCK.now, timeout or 1.0
+        limit = watchdog._limit_seconds
+        quiet = min(limit, watchdog._last_beat + limit + watchdog._allowed_seconds - CLOCK.now)
+        return super().wait(max(1, math.floor(quiet / self._every)) * self._every)
+
+    def pause(self) -> None:
+        """Ping next as if none had been passed over: the machine stands still from now on."""
+        pings = math.ceil((CLOCK.now - self._began) / self._every)
+        for task, token in self._waiters:
+            CLOCK.wake(task, token, at=self._began + pings * self._every)
+
+
+Row = np.ndarray[Any, Any]
+
+
+def quick_table(
+    loss: int,
+    arrival: int,
+    share: float,
+    step_hours: float,
+    change: float,
+    *,
+    reserve: int,
+    return_reserve: int,
+    units: int,
+) -> tuple[decision.Values, ...]:
+    """Return what the Guard's make_table does, row by row instead of number by number."""
+    lost = -math.expm1(-(2 ** (loss / decision.RATES_PER_OCTAVE)) * step_hours)
+    won = -math.expm1(-(2 ** (arrival / decision.RATES_PER_OCTAVE)) * step_hours)
+    columns = np.arange(units + 2 + math.ceil(2 * change))
+    late, hold = decision.LATE * columns * step_hours, columns * step_hours
+    work, start = np.minimum(columns, 1) * step_hours, (columns + change) * step_hours
+    whole, part = int(change), change - int(change)
+
+    def shifted(row: Row) -> Row:
+        padded = np.concatenate((row[whole:], np.full(whole + 1, row[-1])))
+        return padded[:-1] + part * (padded[1:] - padded[:-1])
+
+    def step(later: Row) -> Row:
+        return np.concatenate(([later[0] + work[0]], later[:-1] + work[1:]))
+
+    def capped(row: Row, forced: Row, safe: int) -> Row:
+        return np.concatenate((row[:safe], forced[safe:]))
+
+    idle, demand, spot, rows = (late, late), (late, late), late, []
+    for left in range(1, decision.NUM_STEPS + 1):
+        safe, tries = max(0, left - reserve + 1), max(0, left - return_reserve + 1)
+        waits, runs = (
+            tuple(a + chance * (b - a) for chance in (won, 1 - lost)) for a, b in (idle, demand)
+        )
+        waits = tuple(capped(row, start, safe) for row in waits)
+        runs = tuple(capped(step(row), hold, tries) for row in runs)
+        kept = np.concatenate((spot[:1], spot[:-1]))
+        halves = np.concatenate((idle[0][:1], (idle[0][:-1] + idle[0][1:]) / 2))
+        spot = (1 - lost) * kept + lost * halves + share * (1 - lost / 2) * work
+        spot = capped(spot, start, safe)
+        rows.append(decision.Values(wait=waits, run=runs, ride=spot))  # type: ignore[arg-type]
+        leaves = waits[0], np.minimum(waits[1], shifted(spot))
+        idle = tuple(map(np.minimum, leaves, map(shifted, runs)))
+        demand = tuple(
+            np.minimum(a, capped(b, hold, tries)) for a, b in zip(runs, leaves, strict=True)
+        )
+    return tuple(reversed(rows))
 
 
 @contextmanager
@@ -129,16 +233,17 @@ def quick() -> Iterator[None]:
     """Context of all of them."""
     changed: list[tuple[Any, str, Callable[..., Any]]] = []
     for name, module in [*sys.modules.items()]:
-        if name.startswith(("training.", "sizing.", "stacks.guard.")):
+        if name.startswith(_SHORTENED) and name != __name__:
             for key, value in [*vars(module).items()]:
                 if value is _real_asdict:
                     changed.append((module, key, quick_asdict))
                 if value is _real_replace:
                     changed.append((module, key, quick_replace))
-    text = _HeadText()
+    text = HeadText()
     patches = [mock.patch.object(*each) for each in changed]
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
+    patches.append(mock.patch.object(decision, "make_table", lru_cache(16)(quick_table)))
     for each in patches:
         each.start()
     gc.disable()

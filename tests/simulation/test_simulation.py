@@ -1,8 +1,10 @@
 """What once broke a promise keeps it now, and the simulation is the same each time."""
 
 import logging
+import random
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,10 @@ from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process,
 from tests.simulation.faults import FAULTS
 from tests.simulation.kept import KEPT
 from tests.simulation.life import live_through, simulated
-from tests.simulation.plan import draw
-from tests.simulation.shortcuts import quick_asdict
+from tests.simulation.plan import Happening, Plan, draw
+from tests.simulation.shortcuts import HeadText, quick_asdict, quick_table, real_bytes, real_table
 from tests.simulation.story import shrink
+from training.durable.record.head import Head
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,12 +36,45 @@ def test_a_kept_life_keeps_every_promise_and_shows_its_faults(name: str) -> None
         assert FAULTS[each].is_found(found.broken), f"{each}: {found.story}"
 
 
-def test_a_seed_is_one_life_and_the_shortcuts_change_nothing() -> None:
-    first, again = live_through(draw(9)), live_through(draw(9))
+# A seed, and a life whose watchdog sees a machine stand still.
+_PAUSED = replace(KEPT["a machine that hangs"][0], happenings=(
+    Happening(at=1800.0, what="pause", seconds=1000.0), Happening(at=4000.0, what="hang", share=0.1)
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", [draw(9), _PAUSED], ids=["seed 9", "paused"])
+def test_a_plan_is_one_life_and_the_shortcuts_change_nothing(plan: Plan) -> None:
+    first, again = live_through(plan), live_through(plan)
     assert first.story == again.story
-    in_full = live_through(draw(9), sees_all=True)
+    in_full = live_through(plan, sees_all=True)
     assert [text for _, text in in_full.story] == [text for _, text in first.story]
+
+
+def test_what_is_computed_quicker_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quick_asdict(draw(9)) == asdict(draw(9))
+    luck, texts, shown = random.Random(1), HeadText(), list[bytes]()
+
+    def compare(*arguments: Any, **reserves: Any) -> None:
+        quick, real = (make(*arguments, **reserves) for make in (quick_table, real_table))
+        for one, other in zip(quick, real, strict=True):
+            rows = zip((*one.wait, *one.run), (*other.wait, *other.run), strict=True)
+            assert all(list(row) == same for row, same in (*rows, (one.ride, other.ride)))
+
+    for _ in range(3):
+        compare(
+            luck.randint(-9, 9), luck.randint(-9, 9), luck.random(), luck.random() / 4,
+            luck.uniform(0, 3), reserve=luck.randint(1, 9), return_reserve=luck.randint(1, 9),
+            units=8 * luck.randint(1, 20),
+        )  # fmt: skip
+
+    def text_of(head: Head) -> bytes:
+        shown.append(texts.to_bytes(head))
+        assert shown[-1] == real_bytes(head)
+        return shown[-1]
+
+    monkeypatch.setattr(Head, "to_bytes", text_of)
+    live_through(KEPT["takebacks in short order"][0])
+    assert len(shown) > 100
 
 
 def test_threads_meet_at_events_and_locks_in_virtual_time() -> None:
