@@ -18,9 +18,10 @@ from tests.simulation.bucket import GuardService
 from tests.simulation.clock import CLOCK, Task
 from tests.simulation.machine import place_of
 from tests.simulation.plan import DAY, Plan
+from tests.simulation.promises import BEGIN
 from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import stubbed
-from tests.simulation.world import BEGIN, PATIENCE, Universe
+from tests.simulation.world import PATIENCE, Universe
 from tests.stacks.guard.world import HOUR
 
 

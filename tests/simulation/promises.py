@@ -1,0 +1,297 @@
+"""What a run's world keeps of it, and the promises that are judged, on the way and at the end."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from contract.keys import CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
+from contract.verify import broken_rules
+from stacks.guard.settings import Forecast
+from tests.simulation.bucket import Bucket
+from tests.simulation.clock import CLOCK, Process
+from tests.simulation.machine import Host
+from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.record import trace_of
+from tests.stacks.guard.model import SETTINGS
+from tests.stacks.guard.world import (
+    HOUR,
+    MINUTE,
+    ON_DEMAND_USD,
+    VOLUME_USD,
+    Machine,
+    World,
+)
+
+BEGIN = datetime(2026, 11, 2, tzinfo=UTC).timestamp()
+CALL_EVERY = 10 * MINUTE
+SILENCE = SETTINGS.heartbeat_timeout_seconds
+
+
+@dataclass(kw_only=True)
+class Promised(World):
+    """A world that knows why what happens may happen."""
+
+    plan: Plan
+    folder: Path
+    sees_all: bool = False  # without the shortcuts
+    until_broken: bool = False
+    bucket: Bucket = field(default_factory=Bucket)
+    process: Process = field(default_factory=lambda: Process(name="world"))
+    hosts: dict[str, Host] = field(default_factory=dict)
+    story: list[tuple[float, str]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    facts: Counter[str] = field(default_factory=Counter)
+    troubles: list[Happening] = field(default_factory=list)
+    slow_boots: list[float] = field(default_factory=list)
+    dead_boots: int = 0
+    guard_off_until: float = 0.0
+    is_twice: bool = False
+    no_capacity_until: float = 0.0
+    limits: float = 1.0  # how many times the plan's, since a deploy
+    stopped_at: float = math.inf
+    stopped_until: float = 0.0
+    away_until: float = 0.0  # a person has stopped the run until then
+    committed_step: int = 0
+    named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
+    moved: float = 0.0  # when the run last got further
+    idle: float = 0.0  # live seconds of machines since then
+    crowded: float = 0.0  # seconds with more than one machine
+    ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
+    ended_at: float = 0.0
+    stops: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.now = self.began = self.moved = BEGIN
+        super().__post_init__()
+        self.bucket.watch = self._watch
+
+    @property
+    def run_id(self) -> str:
+        return self.prefix.split("/")[1]
+
+    def tell(self, what: str) -> None:
+        self.story.append((CLOCK.now - self.began, what))
+
+    def breaks(self, promise: str, how: str) -> None:
+        line = f"{promise}: {how}"
+        if sum(each.startswith(promise) for each in self.broken) < 3 and line not in self.broken:
+            self.broken.append(line)
+            self.tell(f"*** {line}")
+
+    @property
+    def spent_now(self) -> float:
+        return sum(map(self._usd_of, self.machines))
+
+    def _usd_of(self, machine: Machine) -> float:
+        start, end = machine.launched, machine.ended or CLOCK.now
+        if machine.market == "on-demand":
+            return (end - start) / HOUR * (ON_DEMAND_USD + VOLUME_USD)
+        usd, prices = 0.0, [*self.spot_prices, (math.inf, 0.0)]
+        for (since, price), (until, _) in pairwise(prices):
+            seconds = max(0.0, min(end, until) - max(start, since))
+            usd += seconds / HOUR * (price + VOLUME_USD)
+        return usd
+
+    @property
+    def guard(self) -> Any:
+        plan = self.plan
+        return replace(
+            SETTINGS,
+            fleet_parameter="/TrainingStack/fleet-id",
+            max_usd=plan.max_usd * self.limits,
+            max_billed_hours=plan.max_hours * self.limits,
+            max_wait_hours=24.0 if not plan.deadline_hours else 0.0,
+            call_every_seconds=660.0,
+            deadline_hours=0.0 if self.facts["deploy"] else plan.deadline_hours,
+            forecast=Forecast(
+                stages={"train": plan.forecast_share * plan.work_seconds},
+                restart_seconds=plan.restart_seconds,
+                save_seconds=plan.save_seconds,
+                interval_seconds=max(600.0, 2 * plan.save_seconds, 7 * plan.step_seconds),
+            ) if plan.deadline_hours else None,
+        )  # fmt: skip
+
+    def trouble(self, who: str) -> Happening | None:
+        for each in self.troubles:
+            is_its = each.whose in ("all", "guard" if who == "guard" else "machines")
+            begins = self.began + each.at
+            if is_its and begins <= CLOCK.now < begins + each.seconds:
+                return each
+        return None
+
+    def is_troubled(self, who: str) -> bool:
+        found = self.trouble(who)
+        return found is not None and found.how == "outage" and found.share == 1.0
+
+    @property
+    def head_now(self) -> dict[str, Any]:
+        found = self.bucket.found(self.prefix + HEAD)
+        return json.loads(found.data) if found and found.data else {}
+
+    @property
+    def state_now(self) -> str:
+        return str(self.head_now.get("state", ""))
+
+    def has_progressed(self, machine: Machine, what: str) -> None:
+        machine.progressed = CLOCK.now
+
+    def _watch(self, key: str, data: bytes | None) -> None:
+        """Each change of an object, as S3 has it."""
+        name = key[len(self.prefix) :]
+        if name == HEAD:
+            if data is None:
+                return
+            found = self.bucket.objects[key]
+            if self._num_heads != len(found):
+                self._num_heads = len(found)
+                self._new_head(json.loads(data))
+        elif data is None and name.startswith(CHECKPOINTS):
+            checkpoint = name[len(CHECKPOINTS) :].partition("/")[0]
+            if checkpoint in self.named:
+                self.breaks("a file was deleted that the head names", name)
+
+    _num_heads: int = 0
+
+    def _new_head(self, head: dict[str, Any]) -> None:
+        self.named = {each["name"]: each for each in head["checkpoints"]}
+        step = max((each["step"] for each in head["checkpoints"]), default=0)
+        for name, entry in self.named.items():
+            for file in entry["files"]:
+                where = self.prefix + checkpoint_prefix(name) + file["name"]
+                if self.bucket.found(where) is None:
+                    self.breaks("the head names a file that is not there", where)
+        if step < self.committed_step and self.facts["checkpoints damaged"]:
+            self.committed_step = step  # what is lost now has a reason
+        if step < self.committed_step:
+            self.breaks("a commit was lost", f"step {step} after {self.committed_step}")
+        if step > self.committed_step:
+            self.committed_step, self.moved, self.idle = step, CLOCK.now, 0.0
+            self.facts["commits"] += 1
+        if head["state"] in ("finished", "failed") and not self.ended_at:
+            self.ended_at = CLOCK.now
+            self.tell(f"the run is {head['state']}")
+
+    def _judge(self, seconds: float) -> None:
+        """What must never be, looked at all the time."""
+        live = self.live
+        self.idle += seconds * bool(live)
+        self.crowded = self.crowded + seconds if len(live) > 1 and not self.was_unguarded else 0.0
+        if self.crowded > 2 * HOUR:
+            self.breaks("one machine is enough", f"{len(live)} for two hours")
+        if self.idle > DAY + self.plan.work_seconds / self.plan.steps * 2:
+            self.breaks("no livelock", "a day of machines without a commit")
+            self.idle = 0.0
+        if (
+            live
+            and self.ended_at
+            and CLOCK.now - max(self.ended_at, self.guard_off_until, self._guard_blind_until) > HOUR
+        ):
+            self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
+
+    @property
+    def _guard_blind_until(self) -> float:
+        ends = [
+            self.began + each.at + each.seconds
+            for each in self.troubles
+            if each.whose in ("all", "guard") and self.began + each.at <= CLOCK.now
+        ]
+        return max(ends, default=0.0)
+
+    def _judge_stop(self, reason: str) -> None:
+        """Whether the world knows why."""
+        settings, live = (
+            self.guard,
+            [
+                each
+                for each in self.machines
+                if each.is_live or (each.ended and CLOCK.now - each.ended < 5 * MINUTE)
+            ],
+        )
+        hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
+        slack = 0.35 + 2 * len(self.machines) / 60
+        healthy = [
+            each.id for each in live
+            if each.id not in self.ill and CLOCK.now - each.progressed < SILENCE - 11 * MINUTE
+            and each.progressed
+        ]  # fmt: skip
+        known = {
+            "no heartbeat": not healthy,
+            "the run is": self.state_now in ("finished", "failed"),
+            "hours billed": hours > settings.max_billed_hours - slack or self.was_unguarded,
+            "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD,
+            "no instance for": CLOCK.now - self.moved > 23 * HOUR,
+            "attempts in a row": sum(
+                m.why == "Client.UserInitiatedShutdown" for m in self.machines[-3:]
+            ) >= 2 or len(self.ill) >= 2,
+        }  # fmt: skip
+        for words, is_known in known.items():
+            if words in reason:
+                if not is_known:
+                    self.breaks("a healthy run was stopped", reason)
+                return
+
+    def judge_end(self) -> None:
+        """What must hold once all is over."""
+        head = self.head_now
+        state, stopped = head.get("state", ""), bool(self.stops) and "max_" in self.stops[-1][1]
+        if state != "finished" and not stopped:
+            why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"
+            self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")
+        if state == "finished" and self.committed_step != self.plan.steps:
+            self.breaks("all steps are done", f"{self.committed_step} of {self.plan.steps}")
+        if self.live:
+            self.breaks("nothing runs in the end", ", ".join(each.id for each in self.live))
+        if head:
+            unguarded = ("within-limits", "nothing-after-the-end") * self.was_unguarded
+            for line in broken_rules(trace_of(self.bucket, self.prefix))[:4]:
+                if not line.startswith(unguarded):
+                    self.breaks("verify", line)
+        self._judge_bill()
+        most = self.plan.max_usd * self.limits
+        is_known = not (self.was_unguarded or self.facts["deploy"])
+        if most and is_known and self.spent_now > 1.02 * most + 0.05:
+            self.breaks("max_usd holds", f"${self.spent_now:.2f} of ${most:.2f}")
+        if state == "finished" and self.plan.is_calm:
+            hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
+            most = self.plan.most_hours(len(self.machines))
+            if hours > most:
+                self.breaks(
+                    "an interruption costs what was planned", f"{hours:.1f} h of {most:.1f}"
+                )
+        first = min((each.launched for each in self.machines), default=0.0)
+        hours = (self.ended_at - first) / HOUR
+        if self.plan.is_deadline_fair and state == "finished" and hours > self.plan.deadline_hours:
+            late = f"{hours:.1f} h of {self.plan.deadline_hours:.1f}"
+            self.breaks("a deadline is kept", late)
+
+    def was_troubled(self, seconds: float = 0.0) -> bool:
+        """Whether S3 is, or shortly was, in trouble for machines, for longer than `seconds`."""
+        now = CLOCK.now - self.began
+        since = [
+            now - each.at - each.seconds
+            for each in self.troubles
+            if each.seconds > seconds and each.whose != "guard" and each.at <= now
+        ]
+        return min(since, default=math.inf) < 20 * MINUTE
+
+    @property
+    def was_unguarded(self) -> bool:
+        """Whether the Guard was not called, or could not read, for a while."""
+        of_guard = any(each.whose in ("all", "guard") for each in self.troubles)
+        return of_guard or self.facts["guard off"] > 0
+
+    def _judge_bill(self) -> None:
+        found = self.bucket.found(self.prefix + GUARD)
+        if not found or not found.data or self.facts["ledger damaged"] or self.was_unguarded:
+            return  # a machine may have come and gone unseen
+        attempts = json.loads(found.data).get("attempts", {})
+        billed, spent = sum(each["usd"] for each in attempts.values()), self.spent_now
+        # EC2's model says no time of an end: it counts from when it is seen.
+        most = len(self.machines) * (CALL_EVERY + 5 * MINUTE) / HOUR * (ON_DEMAND_USD + VOLUME_USD)
+        if not spent * 0.99 - 0.02 <= billed <= spent * 1.01 + most:
+            self.breaks("the ledger bills what was spent", f"${billed:.2f} of ${spent:.2f}")
