@@ -98,7 +98,7 @@ def _commits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         for event in life
         if event["name"] == "committed"
     ]
-    excused = {*_given_up(trace)}
+    excused = {*map(_step, _given_up(trace))}
     starts_over = any(
         each.get("starts_over") or (each["name"] == "reopened" and not each.get("checkpoint"))
         for each in trace.events
@@ -244,24 +244,29 @@ def _pairs(trace: RunTrace, lacks: list[str]) -> list[tuple[Line, Line]]:
 
 
 def _lineage(trace: RunTrace) -> dict[int, Line]:
-    """Return the steps that count, with their digests: those of a commit, before the run ends."""
-    steps, held = (
-        newest_by_step(trace.lines, "step"),
-        [e["step"] for e in trace.head["checkpoints"]],
-    )
+    """Return the steps that count, with their digests: those of a commit, before the run ends.
+
+    A commit that was given up may stay in the head, and no later step follows on it.
+    """
+    steps, given_up = newest_by_step(trace.lines, "step"), {*_given_up(trace)}
+    held = [
+        entry["step"]
+        for entry in trace.head["checkpoints"]
+        if entry["name"] not in given_up and not entry.get("is_left_behind")
+    ]
     most = inf if trace.head["state"] == "finished" else max(held, default=0)
     if not all("ids_sum" in line for line in steps.values()):
         return {}
     return {step: line for step, line in steps.items() if step <= most}
 
 
-def _given_up(trace: RunTrace) -> Iterator[int]:
-    """Yield the steps of commits that were damaged, or that a person or a failed start gave up."""
+def _given_up(trace: RunTrace) -> Iterator[str]:
+    """Yield the commits that were damaged, or that a person or a failed start gave up."""
     for each in (*trace.events, *trace.lines):
-        yield from (_step(entry["name"]) for entry in each.get("passed_over") or ())
-        yield from map(_step, each.get("dropped") or ())
+        yield from (entry["name"] for entry in each.get("passed_over") or ())
+        yield from each.get("dropped") or ()
         if each.get("name") == "failed-start":
-            yield _step(each["snapshot"])
+            yield each["snapshot"]
 
 
 def _names(head: Line) -> set[str]:

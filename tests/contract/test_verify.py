@@ -265,6 +265,20 @@ def test_a_commit_that_was_given_up_holds_no_step(excuse: Callable[[RunTrace], R
     assert not [why for why in broken_rules(excuse(lost)) if "commits-kept" in why]
 
 
+@pytest.mark.parametrize("passed_over", [True, False], ids=["damaged", "started over"])
+def test_the_lineage_ends_where_the_next_attempt_would_begin(passed_over: bool) -> None:
+    """What the head still names beyond that was damaged, or is left behind."""
+    lines = [resume(1, None), *(step(n, 1) for n in (1, 2, 3, 4, 5)), resume(2, FIRST), step(4, 2)]
+    older, newer, beyond = (f"{n:08d}-g000{g}-{n:016x}" for n, g in ((3, 1), (4, 2), (5, 1)))
+    if passed_over:
+        lines[-2] = {**resume(2, older), "passed_over": [{"name": beyond, "why": "damaged"}]}
+    stopped = head(2, older, beyond, newer, state="released")
+    stopped["checkpoints"][1]["is_left_behind"] = not passed_over
+    trace = replace(sound(), head=stopped, heads=(), events=[], lines=lines)
+    found = {one.rule: one.broken for one in verify(trace)}
+    assert not found["samples-once"] and not found["generations-in-order"]
+
+
 def test_commits_from_before_a_start_over_are_no_longer_asked_for() -> None:
     """But those after it are."""
     trace = replace(

@@ -119,5 +119,10 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(0.6, "price", share=0.9), max_usd=1.0, steps=360),
         ("no reserve before max_usd", "the market's price ignored"),
     ),
+    "a stop after newer commits were damaged": (
+        _plan(_at(0.8, "checkpoints damaged", share=0.5), _at(0.801, "power off"), max_hours=1.0,
+              interval="600s", step_seconds=120.0, steps=60),
+        (),
+    ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip

@@ -75,7 +75,8 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
         world.breaks("a thread died", f"{name}: {place_of(error)}")
 
     CLOCK.died = died
-    limit = BEGIN + 2 * plan.work_seconds + plan.troubled_until + len(plan.happenings) * (
+    work = 2 * plan.saving_share * plan.work_seconds
+    limit = BEGIN + work + plan.troubled_until + len(plan.happenings) * (
         plan.life.ready + HOUR
     ) + PATIENCE + 30 * HOUR  # fmt: skip
     guard_settings.quick_client.cache_clear()

@@ -109,9 +109,14 @@ class Plan:
 
     @property
     def is_deadline_fair(self) -> bool:
-        """Whether the Guard can keep the deadline, whatever Spot does."""
+        """Whether the Guard can keep the deadline, whatever Spot does.
+
+        A pace knows nothing of evaluations before the first: that time passes unforeseen.
+        """
+        unforeseen = self.work_seconds - self.steps * self.step_seconds
         least = (
             1.1 * self.work_seconds * self.saving_share
+            + unforeseen
             + 3 * (self.restart_seconds + self.save_seconds)
             + HOUR
         )

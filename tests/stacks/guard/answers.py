@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.stacks.guard.world import HOUR, NOTICE_SECONDS, USERS, Market, World, error
+from tests.stacks.guard.world import HOUR, NOTICE_SECONDS, USERS, Machine, Market, World, error
 
 
 @dataclass
@@ -60,12 +60,20 @@ def describe_instances(world: World, Filters: list[Any]) -> Any:
                 "LaunchTime": _time(machine.launched),
                 "State": {"Name": "running" if machine.is_live else "terminated"},
                 "StateReason": {"Code": machine.why},
+                **_when_ended(machine),
                 "Placement": {"AvailabilityZone": "us-east-1a"},
                 "Tags": [{"Key": key, "Value": value} for key, value in machine.tags.items()],
                 **({"InstanceLifecycle": "spot"} if machine.market == "spot" else {}),
             }
         )
     return {"Reservations": [{"Instances": found}] if found else []}
+
+
+def _when_ended(machine: Machine) -> dict[str, str]:
+    """EC2 says when a machine was ended by somebody's call; of what Spot took, it says no time."""
+    if machine.ended is None or machine.why != USERS:
+        return {}
+    return {"StateTransitionReason": f"User initiated ({_time(machine.ended):%F %T} GMT)"}
 
 
 def describe_spot_fleet_requests(world: World, SpotFleetRequestIds: list[str]) -> Any:
