@@ -45,7 +45,7 @@ if [[ $service == training.service ]]; then
     if fault=$(python3 -m userdata.gpu_fault); then
         # A trial step on a failed GPU looks like the user's mistake.
         why="$fault ($how)" users_mistake=
-    elif ((status != 4 && status != 74)); then
+    elif ((status != 4 && status != 74 && status != 76)); then
         place=$(python3 -m userdata.failure_place)
     fi
 else

@@ -22,11 +22,13 @@ def stop(tick: Tick) -> None:
     if reason is None:
         return
     is_over = (tick.head or {}).get("state") in DONE_STATES
+    # A machine that finds no head sends the fleet to zero before a call sees it.
+    is_told_once = is_over or tick.is_headless
     # A capacity that could not be read is not a reason to spare the fleet.
     is_wanted = tick.capacity.get(tick.fleet_id or "") != 0 or (tick.is_new and not is_over)
     if tick.fleet_id and is_wanted:
-        _stop_fleet(tick, tick.fleet_id, reason, is_over=is_over)
-    elif is_over and tick.is_kept:  # without its ledger, each call would report it again
+        _stop_fleet(tick, tick.fleet_id, reason, is_over=is_told_once)
+    elif is_told_once and tick.is_kept:  # without its ledger, each call would report it again
         _report_stop(tick, reason, is_over=True, ways=["mail"])
 
 
@@ -115,12 +117,13 @@ def _resume(tick: Tick, *, is_cancelled: bool) -> str:
 def _report_stop(
     tick: Tick, reason: Reason, *, is_over: bool, ways: list[str], refused: Sequence[str] = ()
 ) -> None:
-    # The end of a run is reported once, anything else at each stop.
-    nonce = (tick.head or {}).get("nonce", "")
+    # The end of a run, or of its head, is reported once, anything else at each stop.
+    nonce = (tick.head or {}).get("nonce", tick.ledger.head_seen)
     is_finished = (tick.head or {}).get("state") == "finished"
     resume = [] if is_finished else [_resume(tick, is_cancelled=bool(refused))]
     how = "Fleet cancelled, as it could not be sent to zero" if refused else "Fleet to zero"
-    headline = f"{how}: {reason.sentence}" if "event" in ways else reason.sentence
+    tells_how = "event" in ways or tick.is_headless
+    headline = f"{how}: {reason.sentence}" if tells_how else reason.sentence
     tick.note(
         Note(
             key=f"{reason.sentence} {nonce}" if is_over else "to-zero",

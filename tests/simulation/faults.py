@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ from contract import auto_interval, verify
 from stacks.guard import fleet, handler, reasons, records
 from stacks.guard.ledger import Ledger
 from stacks.guard.tick import Tick
+from tests.simulation import machine
 from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import draw
 from training.durable.attempt import notice as notice_file
@@ -175,6 +176,12 @@ _OF_TRAINER: Mapping[str, Fault] = {
     ),
     "an answer judged from its boundary": Fault(
         lambda: mock.patch.dict(verify.RULES, {"notices-answered": _told_at_receipt})  # type: ignore[arg-type]
+    ),
+    "a lost lease is not tried again": Fault(
+        lambda: mock.patch.object(
+            machine, "UNIT", replace(machine.UNIT, success_statuses=frozenset([75, 76]))
+        ),
+        "paid for nothing",
     ),
     "lines lost at an attempt's end": _fault(Metrics, "flush", _nothing, "samples"),
 }  # fmt: skip

@@ -65,6 +65,9 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(0.8, "takeback", seconds=120.0), _at(0.88, "head deleted", seconds=600.0)),
         ("a head from nothing",),
     ),
+    "a head deleted and restored between two calls of the Guard": (
+        _plan(_at(0.55, "head deleted", seconds=50.0)), ("a lost lease is not tried again",),
+    ),
     "all checkpoints damaged": (
         _plan(_at(0.6, "checkpoints damaged"), _at(0.6001, "power off")),
         ("no witness is enough",),

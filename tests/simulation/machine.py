@@ -23,6 +23,7 @@ from contract.grammar import parse_interval
 from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
 from contract.progress import progress_record
 from contract.samples import MODULUS, sum_of_all
+from rehearsal.machines.services import load_units
 from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.shortcuts import QuietPings
@@ -49,10 +50,9 @@ if TYPE_CHECKING:
 
 TTL_SECONDS = 30.0  # of the lease (training/cli/run.py)
 WATCHDOG_SECONDS = 600.0
-STOP_SECONDS = 150.0  # systemd's TimeoutStopSec
+UNIT = load_units(Path(__file__).parents[2] / "userdata/units")["training.service"]
 _CPU = torch.device("cpu")
 _EVALUATION_PIECE = 30.0
-_MOST_FAILURES, _FAILURE_WINDOW = 3, 6 * 3600.0
 
 
 class Host:
@@ -70,6 +70,7 @@ class Host:
         self.trainer: Process | None = None
         self.pings: QuietPings | None = None  # of its watchdog
         self.hangs = self.is_stopping = False
+        self.idles_since = math.inf  # it trains no more
         self.step: int | None = None  # what its trainer has reached
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
         self.fault = ""  # what the next attempt meets
@@ -111,7 +112,7 @@ class Host:
         def stop() -> None:
             if trainer is not None and not trainer.is_dead:
                 self._signal("SIGTERM")
-                trainer.ended.wait(STOP_SECONDS)
+                trainer.ended.wait(UNIT.stop_timeout_seconds)
             self.power_off()
 
         CLOCK.start(self.world.process, stop)
@@ -198,6 +199,7 @@ class Host:
         sleep(life.boot / 2)
         self.leave_event("boot-services", "ok")
         _Service(self).run()
+        self.idles_since = CLOCK.now
 
     def _work(self, step: str, seconds: float) -> None:
         """A part of a boot that tells how far it is, each minute."""
@@ -297,14 +299,15 @@ class _Service:
             state = host.run_state()
             if state in ("finished", "failed"):
                 host.fleet_to_zero()
-            if code in (0, 75, 76) or state in ("finished", "failed"):
+            if code in {0, *UNIT.success_statuses} or state in ("finished", "failed"):
                 return
-            failures = [*(t for t in failures if t > CLOCK.now - _FAILURE_WINDOW), CLOCK.now]
-            if code in (2, 4) or len(failures) >= _MOST_FAILURES:
+            since = CLOCK.now - UNIT.start_limit_seconds
+            failures = [*(when for when in failures if when > since), CLOCK.now]
+            if code in UNIT.prevent_statuses or len(failures) >= UNIT.start_limit_burst:
                 how = "give up" if code == 2 else "terminate"
                 host.end_as(how, f"training failed (exit status {code})")
                 return
-            sleep(3)
+            sleep(UNIT.restart_seconds)
 
     def _attempt(self) -> int:
         host, world = self.host, self.host.world

@@ -192,6 +192,10 @@ class Promised(World):
             and CLOCK.now - max(self.ended_at, self.guard_off_until, self._guard_blind_until) > HOUR
         ):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
+        since = max(self.guard_off_until, self._guard_blind_until)
+        for one in live:
+            if CLOCK.now - max(self.hosts[one.id].idles_since, since) > HOUR:
+                self.breaks("no machine is paid for nothing", f"{one.id} has nothing to do")
 
     @property
     def _guard_blind_until(self) -> float:

@@ -28,8 +28,8 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     training = units["training.service"]
     assert training.restart == "on-failure"
     assert training.start_limit_burst == 3
-    assert training.success_statuses == {Exit.INTERRUPTED, Exit.LEASE_LOST}
-    assert training.prevent_statuses == {Exit.USER, Exit.MACHINE, Exit.INTERRUPTED, Exit.LEASE_LOST}
+    assert training.success_statuses == {Exit.INTERRUPTED}
+    assert training.prevent_statuses == {Exit.USER, Exit.MACHINE, Exit.INTERRUPTED}
     # Without it, systemd 254 and newer would fail the run at the first failure (systemd#33710).
     assert training.restart_mode == "direct"
 
@@ -40,7 +40,7 @@ def test_scripts_spell_the_exit_codes_of_the_contract() -> None:
     decides = (USERDATA / "service_failed.sh").read_text()
     assert f"users_mistake={Exit.USER}\n" in decides
     assert f"users_mistake={Exit.CONFIG}\n" in decides
-    assert f"status != {Exit.MACHINE} && status != {Exit.STORE})" in decides
+    assert f"{Exit.MACHINE} && status != {Exit.STORE} && status != {Exit.LEASE_LOST})" in decides
     assert f"status == {Exit.NO_MANIFEST}" in (USERDATA / "steps/dataset.sh").read_text()
 
 

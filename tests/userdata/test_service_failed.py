@@ -153,8 +153,8 @@ def test_what_a_trial_step_says_of_a_failed_gpu_is_not_the_users_mistake(
     assert event["message"].startswith("a GPU of this machine failed: ")
 
 
-@pytest.mark.parametrize("status", [Exit.MACHINE, Exit.STORE])
-def test_a_failed_data_volume_or_store_says_nothing_of_the_place(
+@pytest.mark.parametrize("status", [Exit.MACHINE, Exit.STORE, Exit.LEASE_LOST])
+def test_a_failed_data_volume_store_or_lease_says_nothing_of_the_place(
     fail: Fail, root: Path, status: int
 ) -> None:
     fail_before(root, AT_STEP_7)

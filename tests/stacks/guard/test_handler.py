@@ -239,6 +239,21 @@ def test_a_head_that_is_deleted_is_reported_as_missing_at_the_next_call(
     assert "list-object-versions --bucket runs --prefix runs/run-1/head.json" in mail
 
 
+def test_a_head_that_is_missing_is_reported_once_whoever_ends_the_fleet(scene: Scene) -> None:
+    """A trainer that begins without it ends the run, which it cannot mark as failed."""
+    for _ in range(2):
+        scene.write("checkpoints/00000010-g0001-a/state.safetensors", {})
+        scene.head("running", "00000010-g0001-a")
+        scene.set_capacity(1)
+        assert scene.tick(hours_later=0.05) == NOTHING
+        quick_client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+        scene.set_capacity(0)
+        for _ in range(2):
+            scene.tick(hours_later=0.1)
+    mails = [each for each in scene.mails() if "head.json is missing" in each]
+    assert len(mails) == 2
+
+
 def test_a_run_whose_objects_were_all_deleted_may_begin_again(scene: Scene) -> None:
     scene.head("running")
     scene.tick(hours_later=-0.01)
