@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer, run_module
@@ -39,8 +40,11 @@ IMPORTED_ONCE = (
 def _done_once() -> None:
     """It takes a second or two, in each of hundreds of attempts that the tests fork.
 
-    The code's fingerprint, of all of tests/ for the tiny workload, is kept where it is made.
+    The code's fingerprint, of all of tests/ for the tiny workload, is kept where it is made; and
+    where there is no GPU, torch would look for the driver again with each operation of some runs.
     """
+    if torch.cuda.device_count() == 0:
+        torch.cuda._cached_device_count = 0
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
     for module in (tiny.__name__, small_workload.__name__):
