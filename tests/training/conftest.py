@@ -10,14 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer, run_module
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
+from training.artifacts.prepare import _MAKER
 from training.cli import data, sweep
 from training.cli.main import main
 from training.durable.attempt.notice import Interruption
 from training.durable.report.progress import configure_logging
+from training.engine.attempt import _ROOMS
+from training.numerics import code_fingerprint
+from training.proof.torture import small_workload
 
 # What the first optimizer, ranks and models that ranks share import late, and a check's counting.
 IMPORTED_ONCE = (
@@ -32,10 +37,19 @@ IMPORTED_ONCE = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _imported_once() -> None:
-    """It takes a second or two, in each of hundreds of attempts that the tests fork."""
+def _done_once() -> None:
+    """It takes a second or two, in each of hundreds of attempts that the tests fork.
+
+    The code's fingerprint, of all of tests/ for the tiny workload, is kept where it is made; and
+    where there is no GPU, torch would look for the driver again with each operation of some runs.
+    """
+    if torch.cuda.device_count() == 0:
+        torch.cuda._cached_device_count = 0
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
+    for module in (tiny.__name__, small_workload.__name__):
+        code_fingerprint(module, *_ROOMS)
+        code_fingerprint(module, _MAKER)
 
 
 @pytest.fixture(autouse=True)

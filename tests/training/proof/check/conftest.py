@@ -15,6 +15,7 @@ def _a_gpu_that_this_process_must_leave_alone(monkeypatch: pytest.MonkeyPatch) -
         return 1 if os.getpid() == owner else counted()
 
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", count)
+    monkeypatch.setattr(torch.cuda, "_cached_device_count", None)
     # Tests before these may have called CUDA in pytest's process, and torch does not forget it.
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
     for name in ("_cuda_init", "_cuda_getDeviceCount"):
