@@ -209,8 +209,14 @@ class TrainerClient(_Caller):
     meta = SimpleNamespace(events=SimpleNamespace(register=lambda *_: None))
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
-        act = getattr(self.world.bucket, operation)
-        return lambda **request: self.call(operation, lambda: act(**request))
+        world = self.world
+        act = getattr(world.bucket, operation)
+
+        def call(**request: Any) -> Any:
+            world.account.hear(world, operation, request)
+            return self.call(operation, lambda: act(**request))
+
+        return call
 
     def transmit(self, seconds: float) -> None:
         """Send a part of a file that takes so long; it has no object of its own."""
@@ -298,10 +304,11 @@ class GuardService(_Caller):
         act = (
             getattr(world.bucket, operation)
             if operation in _OF_S3
-            else lambda **request: answers.__dict__[operation](world, **request)
+            else lambda **request: world.account.answer(world, operation, request)
         )
 
         def call(**request: Any) -> Any:
+            world.account.hear(world, operation, request)
             for left in reversed(range(_TRIES)):
                 try:
                     return self._once(operation, lambda: act(**request))

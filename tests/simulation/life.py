@@ -4,17 +4,16 @@ import io
 import shutil
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from stacks.guard import handler
 from stacks.guard import settings as guard_settings
-from tests.simulation.bucket import GuardService
+from tests.simulation.account import Account
 from tests.simulation.clock import CLOCK, Task
 from tests.simulation.machine import place_of
 from tests.simulation.plan import DAY, Plan
@@ -60,54 +59,71 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
     began = time.process_time()
     CLOCK.restart(BEGIN, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
-    world = Universe(
-        plan=plan, folder=folder, kind=plan.fleet, sees_all=sees_all, until_broken=until_broken
-    )
-    world.troubles = [each for each in plan.happenings if each.what == "s3"]
-    services: dict[str, Any] = defaultdict(
-        lambda: GuardService(world=world, who="guard", connect_seconds=3, read_seconds=8)
-    )
+    account = Account(budget_usd=plan.budget_usd, budget_period=plan.budget_period)
+    plans = (plan, *plan.beside)
+    troubles = [each for one in plans for each in one.happenings if each.what == "s3"]
+    for number, one in enumerate(plans, 1):
+        Universe(
+            account=account,
+            plan=one,
+            folder=folder / f"{number}",
+            prefix=f"runs/run-{number}/",
+            kind=one.fleet,
+            sees_all=sees_all,
+            troubles=troubles,
+        )
 
     def died(task: Task, error: BaseException) -> None:
         name = task.process.name
         if name == "world":
             raise error
-        world.breaks("a thread died", f"{name}: {place_of(error)}")
+        account.worlds[0].breaks("a thread died", f"{name}: {place_of(error)}")
 
     CLOCK.died = died
-    work = 2 * plan.saving_share * plan.work_seconds
-    limit = BEGIN + work + plan.troubled_until + len(plan.happenings) * (
-        plan.life.ready + HOUR
-    ) + PATIENCE + 30 * HOUR  # fmt: skip
     guard_settings.quick_client.cache_clear()
     handler.warm_memory.cache_clear()
-    with mock.patch("boto3.client", lambda service, **_: services[service]):
+    with mock.patch("boto3.client", lambda *_, **__: account.client()):
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
-            world.live_on(limit)
-            world.judge_end()
-            _end_all(world)
+            account.live_on(BEGIN + _seconds(account), until_broken=until_broken)
+            for world in account.worlds:
+                world.judge_end()
+            _end_all(account)
     guard_settings.quick_client.cache_clear()
     shutil.rmtree(folder, ignore_errors=True)
-    hours = sum((each.ended or CLOCK.now) - each.launched for each in world.machines) / HOUR
+    machines = [each for world in account.worlds for each in world.machines]
+    first = account.worlds[0]
     return Outcome(
         plan=plan,
-        broken=tuple(world.broken),
-        story=tuple(world.story),
-        state=world.state_now or "none",
-        hours=hours,
+        broken=account.broken,
+        story=tuple(first.story),
+        state=first.state_now or "none",
+        hours=sum((each.ended or CLOCK.now) - each.launched for each in machines) / HOUR,
         days=(CLOCK.now - BEGIN) / DAY,
         cpu_seconds=time.process_time() - began,
-        attempts=int(world.head_now.get("generation", 0)),
-        facts=world.facts,
+        attempts=int(first.head_now.get("generation", 0)),
+        facts=sum((world.facts for world in account.worlds), Counter()),
     )
 
 
-def _end_all(world: Universe) -> None:
+def _seconds(account: Account) -> float:
+    """Return the longest that all may take."""
+    plans = [world.plan for world in account.worlds]
+    most = max(
+        2 * plan.saving_share * plan.work_seconds
+        + plan.troubled_until
+        + len(plan.happenings) * (plan.life.ready + HOUR)
+        for plan in plans
+    )
+    return most + PATIENCE + 30 * HOUR + account.seconds_for(sum(each.usd for each in plans))
+
+
+def _end_all(account: Account) -> None:
     """Unwind every thread, so that none is collected in a later seed's time."""
     CLOCK.died = lambda task, error: None
-    processes = {task.process for _, _, task, _ in CLOCK.queue} | {world.process}
-    for host in world.hosts.values():
+    processes = {task.process for _, _, task, _ in CLOCK.queue}
+    processes |= {world.process for world in account.worlds}
+    for host in (host for world in account.worlds for host in world.hosts.values()):
         processes |= {host.process, *([host.trainer] if host.trainer else [])}
     for process in processes:
         process.end()

@@ -63,6 +63,14 @@ class Plan:
     deadline_hours: float  # 0: none
     forecast_share: float  # what the plan says of the work's time, as a share of it
     happenings: tuple[Happening, ...]
+    beside: tuple["Plan", ...] = ()  # other runs of the account
+    budget_usd: float = 0.0  # of all of them together; 0: none
+    budget_period: Literal["day", "month"] = "month"
+
+    @property
+    def usd(self) -> float:
+        """What its work costs about, on Spot."""
+        return 0.45 * (self.work_seconds + 4 * self.restart_seconds) / HOUR
 
     @property
     def work_seconds(self) -> float:
@@ -126,8 +134,18 @@ class Plan:
     def troubled_until(self) -> float:
         return max((each.at + each.seconds for each in self.happenings), default=0.0)
 
-    def without(self, *gone: Happening) -> "Plan":
-        return replace(self, happenings=tuple(each for each in self.happenings if each not in gone))
+    @property
+    def parts(self) -> tuple["Happening | Plan", ...]:
+        """What may be dropped: other runs first."""
+        of_others = (part for each in self.beside for part in each.parts)
+        return (*self.beside, *of_others, *self.happenings)
+
+    def without(self, *gone: "Happening | Plan") -> "Plan":
+        return replace(
+            self,
+            happenings=tuple(each for each in self.happenings if each not in gone),
+            beside=tuple(each.without(*gone) for each in self.beside if each not in gone),
+        )
 
 
 def _log(luck: random.Random, low: float, high: float) -> float:
@@ -135,7 +153,31 @@ def _log(luck: random.Random, low: float, high: float) -> float:
 
 
 def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
-    """Draw a plan: most seeds are mild, some have everything at once."""
+    """Draw a plan: most seeds are mild, some have everything at once.
+
+    What came into the world later has a stream of its own: a seed without it is as it was.
+    """
+    return _with_others(random.Random(f"{seed}-beside"), _one(seed, fleet))
+
+
+def _with_others(luck: random.Random, plan: Plan) -> Plan:
+    """Give a quarter of the runs one or two others beside them, and most of those a budget."""
+    if luck.random() >= 0.25:
+        return plan
+    others = [_one(luck.randrange(10**6, 10**9)) for _ in range(luck.choice([1, 1, 2]))]
+    plans = [plan, *others]
+    period, usd = luck.choice(_PERIODS), luck.uniform(0.4, 2.5) * sum(each.usd for each in plans)
+    if period == "day":  # of which each run can begin alone
+        most = max(1.4 * each.forecast_share * each.usd for each in plans)
+        usd = max(luck.uniform(2, 12) * len(plans), most + len(plans) * 0.3)
+    has_one = luck.random() < 0.7
+    return replace(plan, beside=tuple(others), budget_usd=usd * has_one, budget_period=period)
+
+
+_PERIODS: tuple[Literal["day", "month"], ...] = ("day", "month")
+
+
+def _one(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     luck = random.Random(seed)
     kind: Literal["spot", "asg"] = luck.choice(["spot", "asg"])
     step_seconds = _log(luck, 2, 1200)

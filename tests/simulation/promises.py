@@ -12,6 +12,7 @@ from typing import Any
 from contract.keys import CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
 from contract.verify import broken_rules
 from stacks.guard.settings import Forecast
+from tests.simulation.account import Account, settings_of
 from tests.simulation.bucket import Bucket
 from tests.simulation.clock import CLOCK, Process
 from tests.simulation.machine import Host
@@ -39,8 +40,7 @@ class Promised(World):
     plan: Plan
     folder: Path
     sees_all: bool = False  # without the shortcuts
-    until_broken: bool = False
-    bucket: Bucket = field(default_factory=Bucket)
+    account: Account = field(default_factory=Account)
     process: Process = field(default_factory=lambda: Process(name="world"))
     hosts: dict[str, Host] = field(default_factory=dict)
     story: list[tuple[float, str]] = field(default_factory=list)
@@ -64,36 +64,54 @@ class Promised(World):
     ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
     ended_at: float = 0.0
     stops: list[tuple[float, str]] = field(default_factory=list)
+    resumes: int = 0
 
     def __post_init__(self) -> None:
         self.now = self.began = self.moved = BEGIN
         super().__post_init__()
-        self.bucket.watch = self._watch
+        self.process.supervisor = self
+        self.account.worlds.append(self)
+        self.story = self.account.worlds[0].story
 
     @property
     def run_id(self) -> str:
         return self.prefix.split("/")[1]
 
+    @property
+    def bucket(self) -> Bucket:
+        return self.account.bucket
+
+    @property
+    def stack_name(self) -> str:
+        number = self.run_id.removeprefix("run-")
+        return "TrainingStack" if number == "1" else f"Training-{number}"
+
     def tell(self, what: str) -> None:
-        self.story.append((CLOCK.now - self.began, what))
+        whose = "" if self is self.account.worlds[0] else f"{self.run_id}: "
+        self.story.append((CLOCK.now - self.began, f"{whose}{what}"))
 
     def breaks(self, promise: str, how: str) -> None:
-        line = f"{promise}: {how}"
+        whose = f" ({self.run_id})" if len(self.account.worlds) > 1 else ""
+        line = f"{promise}: {how}{whose}"
         if sum(each.startswith(promise) for each in self.broken) < 3 and line not in self.broken:
             self.broken.append(line)
             self.tell(f"*** {line}")
 
     @property
     def spent_now(self) -> float:
-        return sum(map(self._usd_of, self.machines))
+        return self.spent_since(0.0)
 
-    def _usd_of(self, machine: Machine) -> float:
-        start, end = machine.launched, machine.ended or CLOCK.now
+    def spent_since(self, when: float) -> float:
+        return sum(self._usd_of(each, when) for each in self.machines)
+
+    def _usd_of(self, machine: Machine, since: float) -> float:
+        end = machine.ended or CLOCK.now
+        start = min(end, max(since, machine.launched))
         if machine.market == "on-demand":
             return (end - start) / HOUR * (ON_DEMAND_USD + VOLUME_USD)
         usd, prices = 0.0, [*self.spot_prices, (math.inf, 0.0)]
-        for (since, price), (until, _) in pairwise(prices):
-            seconds = max(0.0, min(end, until) - max(start, since))
+        for (begins, price), (until, _) in pairwise(prices):
+            seconds = max(0.0, min(end, until) - max(start, begins))
             usd += seconds / HOUR * (price + VOLUME_USD)
         return usd
 
@@ -102,7 +120,7 @@ class Promised(World):
         plan = self.plan
         return replace(
             SETTINGS,
-            fleet_parameter="/TrainingStack/fleet-id",
+            **settings_of(self),
             max_usd=plan.max_usd * self.limits,
             max_billed_hours=plan.max_hours * self.limits,
             max_wait_hours=24.0 if not plan.deadline_hours else 0.0,
@@ -113,7 +131,7 @@ class Promised(World):
                 restart_seconds=plan.restart_seconds,
                 save_seconds=plan.save_seconds,
                 interval_seconds=max(600.0, 2 * plan.save_seconds, 7 * plan.step_seconds),
-            ) if plan.deadline_hours else None,
+            ) if plan.deadline_hours or self.account.budget_usd else None,
         )  # fmt: skip
 
     def trouble(self, who: str) -> Happening | None:
@@ -140,7 +158,7 @@ class Promised(World):
     def has_progressed(self, machine: Machine, what: str) -> None:
         machine.progressed = CLOCK.now
 
-    def _watch(self, key: str, data: bytes | None) -> None:
+    def hear(self, key: str, data: bytes | None) -> None:
         """Each change of an object, as S3 has it."""
         name = key[len(self.prefix) :]
         if name == HEAD:
@@ -228,6 +246,7 @@ class Promised(World):
             "the run is": self.state_now in ("finished", "failed"),
             "hours billed": hours > settings.max_billed_hours - slack or self.was_unguarded,
             "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD,
+            "the budget": self.account.is_spent(self.needs_usd),
             "no instance for": CLOCK.now - self.moved > 23 * HOUR,
             "attempts in a row": sum(
                 m.why == "Client.UserInitiatedShutdown" for m in self.machines[-3:]
@@ -239,10 +258,26 @@ class Promised(World):
                     self.breaks("a healthy run was stopped", reason)
                 return
 
+    @property
+    def needs_usd(self) -> float:
+        """What a run that has not begun must find left in the budget."""
+        forecast = self.guard.forecast
+        if self.head_now or forecast is None:
+            return 0.0
+        return float(forecast.seconds / HOUR * self.guard.planned_usd_per_hour)
+
+    @property
+    def is_at_a_limit(self) -> bool:
+        """Whether it was stopped for what does not pass by itself."""
+        if not self.stops or "max_" in self.stops[-1][1]:
+            return bool(self.stops)
+        is_for_long = self.account.budget_period == "month"
+        return "the budget" in self.stops[-1][1] and is_for_long
+
     def judge_end(self) -> None:
         """What must hold once all is over."""
         head = self.head_now
-        state, stopped = head.get("state", ""), bool(self.stops) and "max_" in self.stops[-1][1]
+        state, stopped = head.get("state", ""), self.is_at_a_limit
         if state != "finished" and not stopped:
             why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"
             self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")

@@ -10,12 +10,14 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract.stack_names import ON_DEMAND_GROUP
 from stacks.guard import handler
 from tests.simulation.clock import CLOCK, Process, sleep
 from tests.simulation.machine import Host
 from tests.simulation.promises import CALL_EVERY, Promised
 from tests.stacks.guard.model import TICK
 from tests.stacks.guard.world import (
+    FLEETS,
     MINUTE,
     Machine,
     Market,
@@ -29,12 +31,30 @@ _BUGS = ("TypeError", "KeyError", "AttributeError", "IndexError", "AssertionErro
 class Stack(Promised):
     """A world whose machines run the project's code, and whose Guard is called."""
 
+    @property
+    def fleet_id(self) -> str:
+        number = self.run_id.removeprefix("run-")
+        return f"sfr-{number}" if self.kind == "spot" else f"{self.stack_name}-{self.run_id}"
+
+    def owns(self, name: str) -> bool:
+        """Whether a fleet, a group, a machine or a parameter is this stack's."""
+        is_fleet = name.removesuffix(ON_DEMAND_GROUP) == self.fleet_id
+        is_parameter = name == f"/{self.stack_name}/fleet-id"
+        return is_fleet or is_parameter or any(each.id == name for each in self.machines)
+
     # -- the market and the fleet
 
     def launch(self, market: Any) -> Machine:
         if self.stopped_at < CLOCK.now < self.stopped_until - MINUTE:
             self.breaks("a person's stop lasts", "a machine starts")
         machine = super().launch(market)
+        number = self.account.worlds.index(self)
+        machine.id = f"i-{number:014x}{len(self.machines) - 1:03x}"
+        machine.tags["Stack"] = self.stack_name
+        for tag, fleet in machine.tags.items():
+            if tag.startswith("aws:"):
+                own = FLEETS[self.kind][0]
+                machine.tags[tag] = fleet.replace(own, self.fleet_id)
         self.tell(f"{machine.id[-4:]} starts on {market}")
         self.hosts[machine.id] = host = Host(self, machine)
         host.start()
@@ -103,7 +123,7 @@ class Stack(Promised):
         while True:
             sleep(CALL_EVERY + CLOCK.luck.uniform(0, MINUTE) - MINUTE / 2)
             if CLOCK.now >= self.guard_off_until:
-                self._call(TICK)
+                self.called(TICK)
 
     def _state_change(self, machine: Machine, what: str) -> None:
         """EventBridge: mostly within seconds, sometimes late or twice, sometimes never."""
@@ -118,10 +138,12 @@ class Stack(Promised):
             "detail": {"instance-id": machine.id},
         }
         for _ in range(2 if self.is_twice or luck.random() < 0.05 else 1):
-            CLOCK.start(self.process, lambda: self._call(event), at=CLOCK.now + delay)
+            for world in self.account.worlds:  # each rule hears of all of the account's machines
+                call = lambda world=world: world.called(event)  # noqa: E731
+                CLOCK.start(world.process, call, at=CLOCK.now + delay)
 
-    def _call(self, event: dict[str, Any], retry: int = 0) -> None:
-        process = Process(name="guard", clock_off=CLOCK.luck.uniform(-2, 2))
+    def called(self, event: dict[str, Any], retry: int = 0) -> None:
+        process = Process(name="guard", clock_off=CLOCK.luck.uniform(-2, 2), supervisor=self)
 
         def act() -> None:
             before = (self.target, self.is_cancelled)
@@ -134,7 +156,7 @@ class Stack(Promised):
                     self._heard({"action": action, "reason": reason}, before)
                 self._failed(str(failure))
                 if retry < len(CALL_RETRIES):
-                    again = lambda: self._call(event, retry + 1)  # noqa: E731
+                    again = lambda: self.called(event, retry + 1)  # noqa: E731
                     CLOCK.start(self.process, again, at=CLOCK.now + CALL_RETRIES[retry])
             except (ClientError, BotoCoreError) as failure:
                 self.breaks("a call of the Guard raised", f"{type(failure).__name__}: {failure}")

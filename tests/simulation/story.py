@@ -14,11 +14,11 @@ def _kind(broken: tuple[str, ...]) -> str:
 
 def shrink(found: Outcome, live: Callable[[Plan], Outcome] = live_through) -> Outcome:
     """Drop happenings, many at once and then one by one, while the same promise is broken."""
-    kind, size = _kind(found.broken), max(1, len(found.plan.happenings) // 2)
+    kind, size = _kind(found.broken), max(1, len(found.plan.parts) // 2)
     while size:
         start = 0
-        while start < len(found.plan.happenings):
-            gone = found.plan.happenings[start : start + size]
+        while start < len(found.plan.parts):
+            gone = found.plan.parts[start : start + size]
             tried = live(found.plan.without(*gone))
             if kind in {each.partition(":")[0] for each in tried.broken}:
                 found = tried

@@ -159,6 +159,7 @@ class Universe(Stack):
         if not is_over and not fleet.read_capacity()[0]:
             fleet.set_capacity(1, 0)
             self.stopped_until = 0.0
+            self.resumes += 1
             self.tell("a person resumes the run")
 
     def _person(self) -> None:
@@ -166,22 +167,25 @@ class Universe(Stack):
         while True:
             sleep(PERSON_SECONDS)
             is_at_zero = self.target == 0 and CLOCK.now > self.away_until
-            if is_at_zero and self.stops and "max_" not in self.stops[-1][1]:
+            if is_at_zero and self.stops and not self.is_at_a_limit and not self._waits_for_period:
                 self._act(self._resume)
+
+    @property
+    def _waits_for_period(self) -> bool:
+        when, reason = self.stops[-1]
+        return "the budget" in reason and CLOCK.now < self.account.next_period(when)
 
     # -- a life
 
-    def live_on(self, limit: float) -> None:
-        """From the deploy to the end of all."""
+    def begin(self) -> None:
+        """Deploy it."""
         for act in (self._fleet, self._schedule, self._person):
             CLOCK.start(self.process, act)
         for each in self.plan.happenings:
             CLOCK.start(self.process, lambda each=each: self.happen(each), at=self.began + each.at)
-        while CLOCK.now < limit and not (self.until_broken and self.broken):
-            CLOCK.run(min(limit, CLOCK.now + HOUR))
-            self.now = CLOCK.now
-            if self.ended_at and not self.live and CLOCK.now > self.ended_at + HOUR:
-                return
-            is_stopped = bool(self.stops) and "max_" in self.stops[-1][1] and not self.live
-            if is_stopped and CLOCK.now > self.stops[-1][0] + HOUR:
-                return
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come, for an hour."""
+        last = self.stops[-1][0] if self.is_at_a_limit else math.inf
+        return not self.live and CLOCK.now > min(self.ended_at or math.inf, last) + HOUR
