@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
+
 from contract.keys import BUDGETS, SPOT_HISTORY
 from tests.simulation.bucket import Bucket, GuardService
 from tests.simulation.clock import CLOCK
+from tests.simulation.versions import is_older
 from tests.stacks.guard import answers
-from tests.stacks.guard.world import HOUR, ON_DEMAND_USD, VOLUME_USD, error
+from tests.stacks.guard.world import HOUR, ON_DEMAND_USD, VOLUME_USD, World, error
 
 if TYPE_CHECKING:
     from tests.simulation.world import Universe
@@ -26,9 +29,7 @@ _NAMES = {
     "update_auto_scaling_group": "AutoScalingGroupName",
     "delete_auto_scaling_group": "AutoScalingGroupName",
     "terminate_instances": "InstanceIds",
-    "get_parameter": "Name",
 }
-_READS = ("describe_spot_fleet_requests", "get_parameter")
 _TICK_USD_PER_SECOND = (ON_DEMAND_USD + VOLUME_USD) / HOUR
 
 
@@ -64,21 +65,32 @@ class Account:
             return {"Reservations": [one for each in found for one in each]}
         if operation == "describe_auto_scaling_groups":
             names = request["AutoScalingGroupNames"]
-            groups = [
-                act(world, AutoScalingGroupNames=own)["AutoScalingGroups"]
-                for world in self.worlds
-                if (own := [each for each in names if world.owns(each)])
+            found = [
+                act(fleet, AutoScalingGroupNames=[name])["AutoScalingGroups"]
+                for name in names
+                if (fleet := self._part(caller, name, operation)) is not None
             ]
-            return {"AutoScalingGroups": [one for each in groups for one in each]}
+            return {"AutoScalingGroups": [one for each in found for one in each]}
+        if operation == "get_parameter":
+            return {"Parameter": {"Value": caller.parameter}}
         if operation not in _NAMES:
             return act(caller, **request)
         name = request[_NAMES[operation]]
         name = name if isinstance(name, str) else name[0]
-        owner = next((world for world in self.worlds if world.owns(name)), caller)
-        if owner is not caller and operation not in _READS:
-            caller.breaks("a run leaves the others alone", f"{operation} of {name}")
-            raise error("UnauthorizedOperation", operation, 403)
-        return act(owner, **request)
+        part = self._part(caller, name, operation)
+        if part is None:
+            raise _gone(operation, name)
+        return act(part, **request)
+
+    def _part(self, caller: "Universe", name: str, operation: str) -> World | None:
+        """Return the fleet that a name is of, or whose machine it is; None: nobody's, any more."""
+        for world in self.worlds:
+            if (part := world.part(name)) is not None:
+                if world is not caller and not operation.startswith("describe"):
+                    caller.breaks("a run leaves the others alone", f"{operation} of {name}")
+                    raise error("UnauthorizedOperation", operation, 403)
+                return part
+        return None
 
     def hear(self, caller: "Universe", operation: str, request: dict[str, Any]) -> None:
         """A run's parts write below its prefix, or where all runs keep what is theirs together."""
@@ -129,7 +141,10 @@ class Account:
 
     def judge(self) -> None:
         """What all runs together may cost, looked at now and then."""
-        if not self.budget_usd or any(world.was_unguarded for world in self.worlds):
+        if not self.budget_usd:
+            return
+        # What is spent under a Guard that knows no budgets is not counted.
+        if any(world.was_unguarded or world.facts["older guard"] for world in self.worlds):
             return
         since = self.period_begins(CLOCK.now - 1.0)
         spent = self.spent_since(since)
@@ -157,6 +172,16 @@ class Account:
         return tuple(each for world in self.worlds for each in world.broken)
 
 
+def _gone(operation: str, name: str) -> ClientError:
+    """What AWS says of what does not exist."""
+    if "group" in operation:
+        gone = error("ValidationError", operation)
+        gone.response["Error"]["Message"] = f"AutoScalingGroup name not found - {name}"
+        return gone
+    is_machine = operation == "terminate_instances"
+    return error(f"Invalid{'InstanceID' if is_machine else 'SpotFleetRequestId'}.NotFound")
+
+
 class AccountClient:
     """boto3's client of any service: whoever calls is asked for the world that it is of."""
 
@@ -181,7 +206,7 @@ def settings_of(world: "Universe") -> dict[str, Any]:
         "fleet_parameter": f"/{world.stack_name}/fleet-id",
         "run_prefix": world.prefix.rstrip("/"),
     }
-    if account.budget_usd:
+    if account.budget_usd and not is_older():  # 0.1.0 knew no budgets
         found |= {
             "budget_name": "team",
             "budget_usd": account.budget_usd,

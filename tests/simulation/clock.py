@@ -44,6 +44,7 @@ class Process:
     code: int | None = None  # with which it ended
     supervisor: Any = None  # of a trainer
     said: str = "{}"  # the last line of a call of the Guard
+    version: str = ""  # of its code, where it is not the newest (versions.py)
     ended: "Event" = field(default_factory=lambda: Event())
 
     def end(self, code: int = -9) -> None:

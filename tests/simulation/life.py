@@ -20,6 +20,7 @@ from tests.simulation.plan import DAY, Plan
 from tests.simulation.promises import BEGIN
 from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import stubbed
+from tests.simulation.versions import versioned
 from tests.simulation.world import PATIENCE, Universe
 from tests.stacks.guard.world import HOUR
 
@@ -48,6 +49,7 @@ def simulated() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone; once for many seeds."""
     with ExitStack() as stack:
         stack.enter_context(stubbed())
+        stack.enter_context(versioned())
         stack.enter_context(CLOCK.patched())
         stack.enter_context(quick())
         stack.enter_context(mock.patch.object(handler, "print", _hear, create=True))

@@ -4,7 +4,6 @@ Stubbed are arithmetic (a step is time that passes), tensors (a state is a size)
 scripts of userdata/, whose decisions `_Service` repeats. All else that decides is the project's.
 """
 
-import hashlib
 import json
 import math
 import traceback
@@ -28,6 +27,7 @@ from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.shortcuts import QuietPings
 from tests.simulation.stubs import SizedState
+from tests.simulation.versions import OLDER
 from tests.stacks.guard.world import MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
 from training.durable.attempt.resume_point import DamagedCheckpointError, newest_valid, read_twice
@@ -42,6 +42,7 @@ from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.protocol import Store, StoreError
+from training.durable.store.transfer import FileEntry, checksum_of, new_hash
 from training.engine.step_log import Pace, TimesSoFar
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
@@ -311,7 +312,12 @@ class _Service:
 
     def _attempt(self) -> int:
         host, world = self.host, self.host.world
-        trainer = Process(name=host.machine.id, clock_off=host.process.clock_off)
+        host.process.version = world.trainer_version
+        trainer = Process(
+            name=host.machine.id,
+            clock_off=host.process.clock_off,
+            version=world.trainer_version,
+        )
         host.trainer = trainer
         CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
         trainer.ended.wait()
@@ -320,6 +326,9 @@ class _Service:
         # Patience with S3 lasts 90 s.
         if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0)):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with {code}")
+        is_refused = trainer.version == OLDER and world.head_now.get("format") == 6
+        if code == 2 and not is_refused:
+            world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 2")
         if code == 76 and not host.is_excused:
             writer = world.head_now.get("writer")
             if writer == host.machine.id:
@@ -425,7 +434,7 @@ class _Attempt:
             found = dict[str, bytes]()
             for file in entry.files:
                 stored = store.get(checkpoint_prefix(entry.name) + file.name)
-                if stored is None or hashlib.sha256(stored.data).hexdigest() != file.sha256:
+                if stored is None or not _is_intact(stored.data, file):
                     raise DamagedCheckpointError(f"{file.name} is missing or damaged")
                 found[file.name] = stored.data
             state: Mapping[str, Any] = json.loads(found[checkpointer_file.STATE])
@@ -553,6 +562,11 @@ class _Loop:
     def _capture(self) -> LiveState:
         state = {"position": asdict(self.position.timed(self.times.to_json()))}
         return SizedState(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
+
+
+def _is_intact(data: bytes, file: FileEntry) -> bool:
+    digest = new_hash(data, is_fast=bool(file.xxh128)).digest()
+    return checksum_of([digest]) == (file.xxh128 or file.sha256)
 
 
 def place_of(error: BaseException) -> str:

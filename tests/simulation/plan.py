@@ -14,7 +14,7 @@ Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
     "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
-    "power off",
+    "power off", "new version",
 ]  # fmt: skip
 # What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
 MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")
@@ -157,7 +157,27 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
 
     What came into the world later has a stream of its own: a seed without it is as it was.
     """
-    return _with_others(random.Random(f"{seed}-beside"), _one(seed, fleet))
+    plan = _with_deploys(random.Random(f"{seed}-deploy"), _one(seed, fleet))
+    return _with_others(random.Random(f"{seed}-beside"), plan)
+
+
+def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
+    """Deploy what is new in mid-life, once to three times, of a quarter of the runs."""
+    if luck.random() >= 0.25:
+        return plan
+    ways = luck.choices(["template", "template in place", "kind", "guard", "trainer"], k=3)
+    duration = 1.3 * plan.work_seconds + plan.life.ready
+    found = [
+        Happening(
+            at=luck.uniform(0, duration),
+            what="new version",
+            how=how,
+            seconds=_log(luck, 10 * MINUTE, 8 * HOUR) if how in ("guard", "trainer") else 0.0,
+        )
+        for how in ways[: luck.randint(1, 3)]
+    ]
+    happenings = sorted([*plan.happenings, *found], key=lambda each: each.at)
+    return replace(plan, happenings=tuple(happenings))
 
 
 def _with_others(luck: random.Random, plan: Plan) -> Plan:

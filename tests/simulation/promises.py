@@ -65,6 +65,9 @@ class Promised(World):
     ended_at: float = 0.0
     stops: list[tuple[float, str]] = field(default_factory=list)
     resumes: int = 0
+    guard_version: str = ""  # of the code that its next calls run
+    trainer_version: str = ""
+    deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
 
     def __post_init__(self) -> None:
         self.now = self.began = self.moved = BEGIN
@@ -76,6 +79,11 @@ class Promised(World):
     @property
     def run_id(self) -> str:
         return self.prefix.split("/")[1]
+
+    @property
+    def paid(self) -> list[Machine]:
+        """The machines that cost something now, of whichever fleet."""
+        return [each for each in self.machines if each.is_live]
 
     @property
     def bucket(self) -> Bucket:
@@ -196,7 +204,7 @@ class Promised(World):
 
     def _judge(self, seconds: float) -> None:
         """What must never be, looked at all the time."""
-        live = self.live
+        live = self.paid
         self.idle += seconds * bool(live)
         self.crowded = self.crowded + seconds if len(live) > 1 and not self.was_unguarded else 0.0
         if self.crowded > 2 * HOUR:
@@ -204,10 +212,11 @@ class Promised(World):
         if self.idle > DAY + self.plan.work_seconds / self.plan.steps * 2:
             self.breaks("no livelock", "a day of machines without a commit")
             self.idle = 0.0
+        ended = max(self.ended_at, self.deployed_at)
         if (
             live
             and self.ended_at
-            and CLOCK.now - max(self.ended_at, self.guard_off_until, self._guard_blind_until) > HOUR
+            and CLOCK.now - max(ended, self.guard_off_until, self._guard_blind_until) > HOUR
         ):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
         since = max(self.guard_off_until, self._guard_blind_until)
@@ -283,17 +292,17 @@ class Promised(World):
             self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")
         if state == "finished" and self.committed_step != self.plan.steps:
             self.breaks("all steps are done", f"{self.committed_step} of {self.plan.steps}")
-        if self.live:
-            self.breaks("nothing runs in the end", ", ".join(each.id for each in self.live))
+        if self.paid:
+            self.breaks("nothing runs in the end", ", ".join(each.id for each in self.paid))
         if head:
             unguarded = ("within-limits", "nothing-after-the-end") * self.was_unguarded
             for line in broken_rules(trace_of(self.bucket, self.prefix))[:4]:
                 if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
-        most = self.plan.max_usd * self.limits
+        most = self.plan.max_usd * self.limits + self.facts["new version"] * self.account.tick_usd
         is_known = not (self.was_unguarded or self.facts["deploy"])
-        if most and is_known and self.spent_now > 1.02 * most + 0.05:
+        if self.plan.max_usd and is_known and self.spent_now > 1.02 * most + 0.05:
             self.breaks("max_usd holds", f"${self.spent_now:.2f} of ${most:.2f}")
         if state == "finished" and self.plan.is_calm:
             hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR

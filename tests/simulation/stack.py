@@ -15,6 +15,7 @@ from stacks.guard import handler
 from tests.simulation.clock import CLOCK, Process, sleep
 from tests.simulation.machine import Host
 from tests.simulation.promises import CALL_EVERY, Promised
+from tests.simulation.versions import OLDER
 from tests.stacks.guard.model import TICK
 from tests.stacks.guard.world import (
     FLEETS,
@@ -83,7 +84,7 @@ class Stack(Promised):
 
     def settle(self) -> None:
         """Give a notice to what the fleet no longer wants."""
-        for machine in self.live:
+        for machine in self.paid:
             if machine.ends is not None and "notice" not in machine.reported:
                 machine.reported["notice"] = 1
                 self._take(machine, machine.ends - CLOCK.now, machine.why)
@@ -143,7 +144,8 @@ class Stack(Promised):
                 CLOCK.start(world.process, call, at=CLOCK.now + delay)
 
     def called(self, event: dict[str, Any], retry: int = 0) -> None:
-        process = Process(name="guard", clock_off=CLOCK.luck.uniform(-2, 2), supervisor=self)
+        clock_off, version = CLOCK.luck.uniform(-2, 2), self.guard_version
+        process = Process(name="guard", clock_off=clock_off, supervisor=self, version=version)
 
         def act() -> None:
             before = (self.target, self.is_cancelled)
@@ -176,4 +178,5 @@ class Stack(Promised):
         self.tell(f"the Guard: {done['action']}: {done['reason']}")
         if "to-zero" in done["action"] or "cancel" in done["action"]:
             self.stops.append((CLOCK.now, done["reason"]))
-            self._judge_stop(done["reason"])
+            if CLOCK.process.version != OLDER:  # it had faults of its own
+                self._judge_stop(done["reason"])

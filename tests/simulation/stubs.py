@@ -11,6 +11,7 @@ from unittest import mock
 from contract.keys import checkpoint_prefix
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, sleep
+from tests.simulation.versions import is_older
 from training.durable import errors as errors_file
 from training.durable.attempt import supervisor as supervisor_file
 from training.durable.report import receipt
@@ -20,6 +21,9 @@ from training.durable.store.transfer import (
     CancelledError,
     FileEntry,
     TransferProgress,
+    checksum_of,
+    has_fast_hash,
+    new_hash,
     put_text,
 )
 from userdata import interruption_handler
@@ -79,7 +83,11 @@ def _send_state(
         store.repeating(prefix, lambda client: client.transmit(part / rate), progress.stop)
         progress.add(part)
     content = json.dumps({"step": state.state["position"]["step"]}).encode()
-    return (put_text(store, prefix, _TENSORS, content),)
+    entry = put_text(store, prefix, _TENSORS, content)
+    if has_fast_hash() and not is_older():
+        digest = new_hash(content, is_fast=True).digest()
+        entry = replace(entry, sha256="", xxh128=checksum_of([digest]))
+    return (entry,)
 
 
 def _progress() -> TransferProgress:

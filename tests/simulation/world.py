@@ -10,8 +10,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from contract.keys import GUARD, HEAD, checkpoint_prefix
 from stacks.guard.fleet import StackFleet, instances_of_stack
 from tests.simulation.clock import CLOCK, sleep
+from tests.simulation.deploys import Deployed
 from tests.simulation.plan import DAY, Happening
-from tests.simulation.stack import Stack
 from tests.stacks.guard.world import (
     HOUR,
     MINUTE,
@@ -27,7 +27,7 @@ PATIENCE = 12 * HOUR
 
 
 @dataclass(kw_only=True)
-class Universe(Stack):
+class Universe(Deployed):
     """A stack to which things happen."""
 
     # -- what happens to them
@@ -63,9 +63,15 @@ class Universe(Stack):
             "checkpoints damaged": lambda: self._damage(each.share),
             "head deleted": lambda: self._delete_head(each.seconds),
             "deploy": lambda: setattr(self, "limits", self.limits * each.share),
+            "new version": lambda: self._deploy(each),
             "s3": lambda: None,
         }
         act[each.what]()
+
+    def _deploy(self, each: Happening) -> None:
+        self.deploy(each)
+        if each.how == "trainer":  # the older one may have refused to go on
+            self._act(self._resume)
 
     def _lose_capacity(self, seconds: float) -> None:
         self.no_capacity_until = CLOCK.now + seconds
@@ -114,7 +120,7 @@ class Universe(Stack):
         if self.state_now in ("", "finished", "failed"):
             return
         self.bucket.write(key, None)
-        for one in self.live:
+        for one in self.paid:
             self.hosts[one.id].is_excused = True
 
         def restore() -> None:
@@ -188,4 +194,4 @@ class Universe(Stack):
     def is_over(self) -> bool:
         """Whether nothing more is to come, for an hour."""
         last = self.stops[-1][0] if self.is_at_a_limit else math.inf
-        return not self.live and CLOCK.now > min(self.ended_at or math.inf, last) + HOUR
+        return not self.paid and CLOCK.now > min(self.ended_at or math.inf, last) + HOUR
