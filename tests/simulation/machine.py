@@ -112,8 +112,10 @@ class Host:
 
         def stop() -> None:
             if trainer is not None and not trainer.is_dead:
+                step = self.step or 0
                 self._signal("SIGTERM")
-                trainer.ended.wait(UNIT.stop_timeout_seconds)
+                if trainer.ended.wait(UNIT.stop_timeout_seconds) and trainer.code == 75:
+                    self.world.judge_shutdown(self.machine, step)
             self.power_off()
 
         CLOCK.start(self.world.process, stop)
@@ -326,8 +328,10 @@ class _Service:
         # Patience with S3 lasts 90 s.
         if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0)):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with {code}")
-        is_refused = trainer.version == OLDER and world.head_now.get("format") == 6
-        if code == 2 and not is_refused:
+        head = world.head_now
+        is_refused = trainer.version == OLDER and head.get("format") == 6
+        is_damaged = not head or world.facts["checkpoints damaged"]
+        if code == 2 and not (is_refused or is_damaged or host.is_excused):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with 2")
         if code == 76 and not host.is_excused:
             writer = world.head_now.get("writer")

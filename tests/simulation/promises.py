@@ -15,7 +15,7 @@ from stacks.guard.settings import Forecast
 from tests.simulation.account import Account, settings_of
 from tests.simulation.bucket import Bucket
 from tests.simulation.clock import CLOCK, Process
-from tests.simulation.machine import Host
+from tests.simulation.machine import STOP_SECONDS, Host
 from tests.simulation.plan import DAY, Happening, Plan
 from tests.simulation.record import trace_of
 from tests.stacks.guard.model import SETTINGS
@@ -201,6 +201,13 @@ class Promised(World):
         if head["state"] in ("finished", "failed") and not self.ended_at:
             self.ended_at = CLOCK.now
             self.tell(f"the run is {head['state']}")
+
+    def judge_shutdown(self, machine: Machine, step: int) -> None:
+        """A machine that somebody ends, a deploy, too, saves what it has trained."""
+        has_time = self.plan.answer_seconds < STOP_SECONDS - 30.0
+        is_excused = machine.id in self.ill or self.was_troubled()
+        if has_time and self.committed_step < step and not is_excused:
+            self.breaks("a shutdown loses no step", f"{step} after {self.committed_step}")
 
     def _judge(self, seconds: float) -> None:
         """What must never be, looked at all the time."""
