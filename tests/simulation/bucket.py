@@ -291,7 +291,7 @@ class SimulatedStore(S3Store):
 _OF_S3 = frozenset(
     ["get_object", "put_object", "list_objects_v2", "list_object_versions", "delete_objects"]
 )
-_TRIES = 2  # of the Guard's clients (stacks/guard/settings.py)
+TRIES = 2  # of the Guard's clients (stacks/guard/settings.py)
 
 
 class GuardService(_Caller):
@@ -309,7 +309,7 @@ class GuardService(_Caller):
 
         def call(**request: Any) -> Any:
             world.account.hear(world, operation, request)
-            for left in reversed(range(_TRIES)):
+            for left in reversed(range(TRIES)):
                 try:
                     return self._once(operation, lambda: act(**request))
                 except Exception as failure:
