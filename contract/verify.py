@@ -202,7 +202,8 @@ def _end(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         lacks.append("no Guard saw its machines")
     patience = trace.ledger.get("limits", {}).get("seconds", _TICK_SECONDS) + _CLOCKS_DIFFER_SECONDS
     for machine, each in attempts.items() if trace.head["state"] in _ENDED and ends else ():
-        if each["seen"] > ends[-1] + patience:
+        # A deploy after the end starts one, which sees that the run is over (docs/deploy.md).
+        if each["seen"] - max(ends[-1], each["launched"]) > patience:
             yield f"{machine} ran until {each['seen'] - ends[-1]:.0f} s after the end"
         elif each["is_live"]:
             lacks.append(f"{machine} still ran when the Guard last looked")

@@ -245,6 +245,13 @@ def test_finds_a_planted_violation(name: str) -> None:
     assert f"{rule}: {why}" in broken_rules(plant(sound()))
 
 
+def test_a_machine_that_a_deploy_starts_after_the_end_has_a_tick_to_see_it() -> None:
+    began = STORED + 240 + 7200
+    assert broken_rules(_attempt(sound(), launched=began, seen=began + 600)) == []
+    (found,) = broken_rules(_attempt(sound(), launched=began, seen=began + 1800))
+    assert found == "nothing-after-the-end: i-3 ran until 9000 s after the end"
+
+
 def test_plants_a_violation_of_every_rule() -> None:
     assert {rule for rule, *_ in VIOLATIONS.values()} == RULES.keys()
 

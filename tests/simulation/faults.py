@@ -7,28 +7,35 @@ model, too (tests/stacks/guard/test_planted_faults.py).
 """
 
 import inspect
+import json
 import logging
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import FunctionType
 from typing import Any
 from unittest import mock
 
 from contract import auto_interval, verify
+from contract.errors import UserError
+from contract.keys import HEAD
 from stacks.guard import fleet, handler, reasons, records
+from stacks.guard import ledger as ledger_file
+from stacks.guard.budget import Budget
 from stacks.guard.ledger import Ledger
 from stacks.guard.tick import Tick
 from tests.simulation import machine
+from tests.simulation.clock import CLOCK
 from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import draw
 from training.durable.attempt import notice as notice_file
 from training.durable.attempt import resume_point
 from training.durable.attempt.notice import ExtraTime, Interruption
 from training.durable.attempt.supervisor import Supervisor
+from training.durable.record import head as head_file
 from training.durable.record import lease as lease_file
 from training.durable.record import metrics as metrics_file
 from training.durable.record.head import Retention
@@ -113,6 +120,36 @@ def _hears_nothing(self: Supervisor, store: Store) -> Store:
     return store
 
 
+def _charge_alone(self: Budget, run_id: str, *, billed: float, ahead: float) -> None:
+    self.runs = {each: run for each, run in self.runs.items() if each == run_id}
+    _CHARGE(self, run_id, billed=billed, ahead=ahead)
+
+
+def _read_once(settings: Any) -> str:
+    """As if Lambda's memory kept it."""
+    if _FLEETS.get("life") is not CLOCK.luck:
+        _FLEETS.clear()
+        _FLEETS["life"] = CLOCK.luck
+    if settings.stack_name not in _FLEETS:
+        _FLEETS[settings.stack_name] = _OWN_FLEET_ID(settings)
+    return str(_FLEETS[settings.stack_name])
+
+
+def _complete(kind: type, document: dict[str, Any]) -> dict[str, Any]:
+    if lacks := {each.name for each in fields(kind)} - document.keys():
+        raise KeyError(*lacks)
+    return _KNOWN(kind, document)
+
+
+def _newest_only(name: str, data: bytes, newest: int, build: Any) -> Any:
+    if name.endswith(HEAD) and json.loads(data).get("format") != head_file._FORMAT:
+        raise UserError(f"{name} has another format")
+    return _READ_RECORD(name, data, newest, build)
+
+
+_FLEETS: dict[str, Any] = {}
+_CHARGE, _OWN_FLEET_ID, _KNOWN = Budget.charge, fleet.own_fleet_id, ledger_file._known
+_READ_RECORD = head_file.read_json_record
 _READ_HEAD = records.read_head
 
 # The Guard's.
@@ -185,7 +222,24 @@ _OF_TRAINER: Mapping[str, Fault] = {
     ),
     "lines lost at an attempt's end": _fault(Metrics, "flush", _nothing, "samples"),
 }  # fmt: skip
-FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER}
+# Of runs beside each other, and of deploys.
+_OF_OTHERS: Mapping[str, Fault] = {
+    "a budget that no one judges": _fault(reasons, "_over_budget", _nothing, "the budget holds"),
+    "the dearest run is the budget's": _fault(
+        Budget, "usd", property(lambda own: max(run["usd"] for run in own.runs.values())), "budget"
+    ),
+    "a charge forgets the others": _fault(Budget, "charge", _charge_alone, "the budget holds"),
+    "a run's dollars count in each period": _fault(
+        Ledger, "billed_in", lambda own, period: own.billed_usd(), "stopped"
+    ),
+    "machines of all stacks are its own": _text(
+        fleet, "instances_of_stack", "Filters=mine", "Filters=[]", "the others"
+    ),
+    "the fleet's id read once": _fault(fleet, "own_fleet_id", _read_once),
+    "an older ledger is none": _fault(ledger_file, "_known", _complete),
+    "an older head is refused": _fault(head_file, "read_json_record", _newest_only, "for a cause"),
+}  # fmt: skip
+FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER, **_OF_OTHERS}
 
 
 def main() -> None:

@@ -127,5 +127,48 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
               interval="600s", step_seconds=120.0, steps=60),
         (),
     ),
+    "two runs with one budget": (
+        _plan(steps=360, interval="600s", beside=(replace(_MILD, seed=2, steps=360, fleet="asg"),),
+              budget_usd=2.6),
+        ("a budget that no one judges", "the dearest run is the budget's",
+         "a charge forgets the others"),
+    ),
+    "an on-demand machine too many, beside other runs": (
+        _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"), steps=540,
+              deadline_hours=7.2, seed=3,
+              beside=(replace(_MILD, seed=2, fleet="asg", steps=900),
+                      replace(_MILD, seed=3, steps=900))),
+        ("machines of all stacks are its own",),
+    ),
+    "a budget of each day": (
+        _plan(steps=3000, beside=(replace(_MILD, seed=2, steps=2400),), budget_usd=18.0,
+              budget_period="day"),
+        ("a run's dollars count in each period",),
+    ),
+    "a fleet of another kind": (
+        _plan(_at(0.7, "new version", how="kind"), steps=180), ("the fleet's id read once",),
+    ),
+    "a fleet replaced after the run's end": (
+        _plan(_at(1.6, "new version", how="template"), steps=60), (),
+    ),
+    "groups updated in a person's stop": (
+        _plan(_at(0.5, "person stops", seconds=2 * HOUR),
+              _at(1.0, "new version", how="template"), fleet="asg"),
+        (),
+    ),
+    "the Guard of 0.1.0 for two hours": (
+        _plan(_at(0.5, "new version", how="guard", seconds=2 * HOUR), steps=360),
+        ("an older ledger is none",),
+    ),
+    "an older trainer, and then the newer one": (
+        _plan(_at(0.01, "new version", how="trainer", seconds=0.75 * HOUR),
+              _at(0.9, "takeback", seconds=120.0)),
+        ("an older head is refused",),
+    ),
+    "an older trainer that refuses the newer one's head": (
+        _plan(_at(0.6, "new version", how="trainer", seconds=HOUR),
+              _at(0.7, "takeback", seconds=120.0)),
+        (),
+    ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip

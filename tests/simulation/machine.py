@@ -197,6 +197,9 @@ class Host:
             self.send_once()
             self._terminate_self()
             return
+        if world.ended_at and self.run_state() in ("finished", "failed"):
+            self.fleet_to_zero()  # as bootstrap.sh does
+            return
         self._work("program", life.build)
         self._work("dataset", life.sync)
         sleep(life.boot / 2)

@@ -15,7 +15,7 @@ from stacks.guard.settings import Forecast
 from tests.simulation.account import Account, settings_of
 from tests.simulation.bucket import Bucket
 from tests.simulation.clock import CLOCK, Process
-from tests.simulation.machine import STOP_SECONDS, Host
+from tests.simulation.machine import UNIT, Host
 from tests.simulation.plan import DAY, Happening, Plan
 from tests.simulation.record import trace_of
 from tests.stacks.guard.model import SETTINGS
@@ -204,7 +204,7 @@ class Promised(World):
 
     def judge_shutdown(self, machine: Machine, step: int) -> None:
         """A machine that somebody ends, a deploy, too, saves what it has trained."""
-        has_time = self.plan.answer_seconds < STOP_SECONDS - 30.0
+        has_time = self.plan.answer_seconds < UNIT.stop_timeout_seconds - 30.0
         is_excused = machine.id in self.ill or self.was_troubled()
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a shutdown loses no step", f"{step} after {self.committed_step}")

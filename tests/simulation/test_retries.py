@@ -1,4 +1,4 @@
-"""S3's retries in a life are the project's own: botocore's defaults, older or newer, count nowhere."""
+"""S3's retries in a life are the project's own, whatever botocore's defaults, older or newer."""
 
 from types import SimpleNamespace
 from typing import Any
