@@ -33,6 +33,7 @@ from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import draw
 from training.durable.attempt import notice as notice_file
 from training.durable.attempt import resume_point
+from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.notice import ExtraTime, Interruption
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.record import head as head_file
@@ -236,6 +237,9 @@ _OF_OTHERS: Mapping[str, Fault] = {
         fleet, "instances_of_stack", "Filters=mine", "Filters=[]", "the others"
     ),
     "the fleet's id read once": _fault(fleet, "own_fleet_id", _read_once),
+    "a head from nothing after a wait": _text(
+        supervisor_file, "acquire", "if head is None:", "if head is None and seen is None:"
+    ),
     "an older ledger is none": _fault(ledger_file, "_known", _complete),
     "an older head is refused": _fault(head_file, "read_json_record", _newest_only, "for a cause"),
 }  # fmt: skip

@@ -113,6 +113,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
               deadline_hours=7.2),
         ("on demand beside Spot for ever",),
     ),
+    "a head deleted while a machine waits for its holder": (
+        _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"),
+              _at(2.13, "head deleted", seconds=HOUR), steps=540, deadline_hours=7.2),
+        ("a head from nothing after a wait",),
+    ),
     "groups that begin empty": (_plan(fleet="asg", steps=20), ("a new group left empty",)),
     "a person's stop of groups": (
         _plan(_at(0.5, "person stops", seconds=2 * HOUR), fleet="asg"),
@@ -134,8 +139,9 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
          "a charge forgets the others"),
     ),
     "an on-demand machine too many, beside other runs": (
-        _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"), steps=540,
-              deadline_hours=7.2, seed=3,
+        _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"),
+              _at(2.02, "guard off", seconds=HOUR), steps=540,
+              deadline_hours=7.2,
               beside=(replace(_MILD, seed=2, fleet="asg", steps=900),
                       replace(_MILD, seed=3, steps=900))),
         ("machines of all stacks are its own",),

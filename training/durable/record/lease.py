@@ -321,12 +321,13 @@ def acquire(
     A candidate takes over at once if the head is released, else once its ETag has not changed for
     one TTL by this machine's own monotonic clock. `wait(seconds)` returns whether a notice came.
     """
-    _refuse_headless(store)
     seen: str | None = None
     announced_generation = 0
     since = time.monotonic()
     while True:
         head, etag = Head.find(store)
+        if head is None:  # also one that was deleted since this machine began to wait
+            _refuse_headless(store)
         if head and head.is_ended:
             return head
         if head and etag != seen:

@@ -153,6 +153,22 @@ def test_fails_to_mark_a_run_failed_whose_head_is_gone(tmp_path: Path) -> None:
     assert Head.read(store) is None, "a new head would name no checkpoint of the old one"
 
 
+def test_fails_to_begin_anew_where_the_head_is_deleted_while_a_machine_waits(
+    tmp_path: Path,
+) -> None:
+    store = FolderStore(tmp_path)
+    take(store, "i-1").publish(entry(1))
+    store.put(f"checkpoints/{entry(1).name}/state.json", b"{}")
+
+    def wait(seconds: float) -> bool:
+        (tmp_path / "head.json").unlink()
+        return False
+
+    with pytest.raises(UserError, match=r"no head\.json; restore its last version"):
+        acquire(store, "run-1", "i-2", 30.0, wait, lambda holder: None)
+    assert Head.read(store) is None, "its first sweep would delete what the head named"
+
+
 def edited_head(path: str = "", value: object = None) -> bytes:
     """A head with one checkpoint of one file, and another value at a path of the JSON."""
     file = FileEntry(name="state.json", bytes=2, sha256="ab", part_bytes=8)
