@@ -41,6 +41,8 @@ class Account:
     worlds: list["Universe"] = field(default_factory=list)
     budget_usd: float = 0.0  # 0: none
     budget_period: str = "month"
+    raises: int = 0
+    raised: float = 0.0  # when
     services: dict[str, GuardService] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,6 +126,25 @@ class Account:
     def tick_usd(self) -> float:
         """What a machine may cost until a call of its Guard could end it."""
         return self.worlds[0].guard.tick_seconds * _TICK_USD_PER_SECOND
+
+    def has_room_since(self, when: float) -> bool:
+        """Whether a run that the budget stopped then may go on: in a new period, or with more.
+
+        If a person is to deploy with a larger budget, they do it now.
+        """
+        if self.budget_period == "month" and self.raised < when and self.raises:
+            self.budget_usd, self.raises, self.raised = (
+                2 * self.budget_usd,
+                self.raises - 1,
+                CLOCK.now,
+            )
+            self.worlds[0].tell(f"deploys with a budget of ${self.budget_usd:.2f}")
+        return self.raised > when or CLOCK.now > self.next_period(when)
+
+    def damage(self) -> None:
+        """Garbage in the place of the period's budget."""
+        for key, _ in [*self.bucket.below(BUDGETS)][-1:]:
+            self.bucket.write(key, b"{")
 
     def is_spent(self, needs: float) -> bool:
         """Whether the budget may be told to be spent, as a Guard knows it: late, and rounded up."""

@@ -61,7 +61,9 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
     began = time.process_time()
     CLOCK.restart(BEGIN, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
-    account = Account(budget_usd=plan.budget_usd, budget_period=plan.budget_period)
+    account = Account(
+        budget_usd=plan.budget_usd, budget_period=plan.budget_period, raises=plan.raises
+    )
     plans = (plan, *plan.beside)
     troubles = [each for one in plans for each in one.happenings if each.what == "s3"]
     for number, one in enumerate(plans, 1):

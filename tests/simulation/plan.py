@@ -14,7 +14,7 @@ Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
     "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
-    "power off", "new version",
+    "power off", "new version", "budget damaged",
 ]  # fmt: skip
 # What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
 MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")
@@ -66,6 +66,7 @@ class Plan:
     beside: tuple["Plan", ...] = ()  # other runs of the account
     budget_usd: float = 0.0  # of all of them together; 0: none
     budget_period: Literal["day", "month"] = "month"
+    raises: int = 0  # how often a person deploys with twice the budget, once it is spent
 
     @property
     def usd(self) -> float:
@@ -191,7 +192,18 @@ def _with_others(luck: random.Random, plan: Plan) -> Plan:
         most = max(1.4 * each.forecast_share * each.usd for each in plans)
         usd = max(luck.uniform(2, 12) * len(plans), most + len(plans) * 0.3)
     has_one = luck.random() < 0.7
-    return replace(plan, beside=tuple(others), budget_usd=usd * has_one, budget_period=period)
+    happenings = list(plan.happenings)
+    for _ in range(luck.choice([0, 0, 1, 3])):
+        at = luck.uniform(0, 1.3 * plan.work_seconds)
+        happenings.append(Happening(at=at, what="budget damaged"))
+    return replace(
+        plan,
+        happenings=tuple(sorted(happenings, key=lambda each: each.at)),
+        beside=tuple(others),
+        budget_usd=usd * has_one,
+        budget_period=period,
+        raises=luck.choice([0, 1, 3]),
+    )
 
 
 _PERIODS: tuple[Literal["day", "month"], ...] = ("day", "month")

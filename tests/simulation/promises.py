@@ -292,8 +292,9 @@ class Promised(World):
         """Whether it was stopped for what does not pass by itself."""
         if not self.stops or "max_" in self.stops[-1][1]:
             return bool(self.stops)
-        is_for_long = self.account.budget_period == "month"
-        return "the budget" in self.stops[-1][1] and is_for_long
+        account, (when, reason) = self.account, self.stops[-1]
+        is_for_long = account.budget_period == "month" and not account.raises
+        return "the budget" in reason and is_for_long and account.raised < when
 
     def judge_end(self) -> None:
         """What must hold once all is over."""

@@ -63,6 +63,7 @@ class Universe(Deployed):
             "checkpoints damaged": lambda: self._damage(each.share),
             "head deleted": lambda: self._delete_head(each.seconds),
             "deploy": lambda: setattr(self, "limits", self.limits * each.share),
+            "budget damaged": self.account.damage,
             "new version": lambda: self._deploy(each),
             "s3": lambda: None,
         }
@@ -173,13 +174,10 @@ class Universe(Deployed):
         while True:
             sleep(PERSON_SECONDS)
             is_at_zero = self.target == 0 and CLOCK.now > self.away_until
-            if is_at_zero and self.stops and not self.is_at_a_limit and not self._waits_for_period:
-                self._act(self._resume)
-
-    @property
-    def _waits_for_period(self) -> bool:
-        when, reason = self.stops[-1]
-        return "the budget" in reason and CLOCK.now < self.account.next_period(when)
+            if is_at_zero and self.stops and not self.is_at_a_limit:
+                when, reason = self.stops[-1]
+                if "the budget" not in reason or self.account.has_room_since(when):
+                    self._act(self._resume)
 
     # -- a life
 
