@@ -148,6 +148,8 @@ class Account:
 
     def is_spent(self, needs: float) -> bool:
         """Whether the budget may be told to be spent, as a Guard knows it: late, and rounded up."""
+        if any(world.was_unguarded for world in self.worlds):
+            return True  # what ends unseen is billed until EC2 has forgotten it
         since = self.period_begins(CLOCK.now)
         recent = [
             each

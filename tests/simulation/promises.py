@@ -265,8 +265,10 @@ class Promised(World):
         known = {
             "no heartbeat": not healthy,
             "the run is": self.state_now in ("finished", "failed"),
+            # What ends unseen is billed until EC2 has forgotten it.
             "hours billed": hours > settings.max_billed_hours - slack or self.was_unguarded,
-            "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD,
+            "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD
+            or self.was_unguarded,
             "the budget": self.account.is_spent(self.needs_usd),
             "no instance for": CLOCK.now - self.moved > 23 * HOUR,
             "attempts in a row": sum(
