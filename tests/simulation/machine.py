@@ -70,7 +70,7 @@ class Host:
         self.spooled = Event()
         self.trainer: Process | None = None
         self.pings: QuietPings | None = None  # of its watchdog
-        self.hangs = self.is_stopping = False
+        self.hangs = self.is_stopping = self.is_noticed = False
         self.idles_since = math.inf  # it trains no more
         self.step: int | None = None  # what its trainer has reached
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when

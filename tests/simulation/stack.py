@@ -91,6 +91,9 @@ class Stack(Promised):
 
     def _take(self, machine: Machine, seconds: float, why: str) -> None:
         host = self.hosts[machine.id]
+        if host.is_noticed:  # a notice keeps its time
+            return
+        host.is_noticed = True
         if host.step is not None and seconds > self.plan.answer_seconds:
             host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:
