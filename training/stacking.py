@@ -23,10 +23,8 @@ def stack(items: Sequence[Any]) -> Any:
     Samples are trees of dicts, lists and tuples; the batch has the same structure.
     """
     layout = ItemLayout.of(items[0])
-    memory = torch.empty(layout.num_bytes(len(items)), dtype=torch.uint8)
-    columns = layout.columns(memory, len(items))
-    layout.write(columns, 0, items)
-    return layout.batch(columns)
+    # Torch would keep the strides of images whose channels come last: a worker's batch has not.
+    return layout.batch([torch.stack(values).contiguous() for values in layout.values(items)])
 
 
 class _Branch(NamedTuple):
@@ -72,10 +70,10 @@ class ItemLayout:
             return
         rows = slice(first, first + len(items))
         # One call a column: a copy of each value would take longer than a small step's backward.
-        for column, values in zip(columns, self._values(items), strict=True):
+        for column, values in zip(columns, self.values(items), strict=True):
             torch.stack(values, out=column[rows])
 
-    def _values(self, items: Sequence[Any]) -> list[list[Tensor]]:
+    def values(self, items: Sequence[Any]) -> list[list[Tensor]]:
         """Return the samples' values by column."""
         found = list[list[Tensor]]()
         if not _gather(self.structure, items, found) or any(

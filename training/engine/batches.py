@@ -5,6 +5,7 @@ micro-batches with the same noise. Batches, which are trees of tensors, are also
 and compared by shape here.
 """
 
+import dis
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from training.numerics import derive_seeds
 from training.stacking import stack
 from training.workload import Batch, Samples, Settings, Train, implements
 
+# Of `get`, with self; its generator is the last. And what reads variables without naming them.
+_GET_ARGUMENTS = 4
+_FRAMES = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe"}
 # Far more than torch compiles (256 variants of a function), and only kilobytes.
 _MOST_KEYS = 1024
 
@@ -118,6 +122,7 @@ class Maker:
         self._samples = samples
         self._seed = seed
         self._rng = torch.Generator()
+        self._draws = _may_draw(samples.get)
         # If so, each row of a batch can be made on its own.
         self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
 
@@ -136,15 +141,26 @@ class Maker:
     def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
         """Make samples of an epoch."""
         derive = derive_seeds("sample", self._seed, epoch)
-        get, rng, items = self._samples.get, self._rng, []
+        get, rng, draws, items = self._samples.get, self._rng, self._draws, []
         for index in ids:
-            rng.manual_seed(derive(index))
+            if draws:
+                rng.manual_seed(derive(index))
             items.append(get(index, epoch, rng))
         return items
 
     def collate(self, items: Sequence[Any]) -> Batch:
         """Combine samples in the workload's own way."""
         return self._samples.collate(items)
+
+
+def _may_draw(get: Callable[..., Any]) -> bool:
+    """Whether `Samples.get` may use its generator: seeding one takes longer than a row."""
+    code = getattr(get, "__code__", None)
+    if code is None or code.co_argcount != _GET_ARGUMENTS or _FRAMES & {*code.co_names}:
+        return True
+    named = (instruction.argval for instruction in dis.get_instructions(code))
+    rng = code.co_varnames[_GET_ARGUMENTS - 1]
+    return any(rng in (name if isinstance(name, tuple) else (name,)) for name in named)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

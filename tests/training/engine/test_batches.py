@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.engine.batches import BatchPlan, CompiledShapes
+from training.engine.batches import BatchPlan, CompiledShapes, Maker
 from training.engine.job import TrainProxy
 from training.engine.step_log import _sample_digest
 from training.numerics import shuffled
@@ -155,3 +156,52 @@ def test_what_is_remembered_is_bounded_and_what_was_used_last_is_kept(
         shapes.add([image(width), image(1)])
     assert not shapes.have([image(2)])
     assert shapes.have([image(1), image(39)])
+
+
+class _Fixed(Samples):
+    """Names the generator in its signature alone."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        return index
+
+
+class _Drawing(_Fixed):
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        return torch.rand((), generator=rng).item()
+
+
+class _Inheriting(_Drawing):
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        return super().get(index, epoch, rng)
+
+
+class _Enclosing(_Fixed):
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        return (lambda: torch.rand((), generator=rng).item())()
+
+
+class _Unnamed(_Fixed):
+    def get(self, *given: Any) -> Any:
+        return torch.rand((), generator=given[2]).item()
+
+
+class _Reading(_Fixed):
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        return torch.rand((), generator=locals()["rng"]).item()
+
+
+class _Wrapped(_Fixed):
+    get = partialmethod(_Drawing.get)  # type: ignore[assignment, arg-type]
+
+
+def test_the_generator_is_seeded_for_every_sample_that_may_draw_from_it() -> None:
+    drawn = []
+    for samples in (_Drawing(), _Inheriting(), _Enclosing(), _Unnamed(), _Reading(), _Wrapped()):
+        maker = Maker(samples, 7)
+        drawn.append(maker.items(0, [3, 4]) + maker.items(1, [4, 3]))
+    assert drawn == drawn[:1] * 6
+    assert len(set(drawn[0])) == 4
+    assert not Maker(_Fixed(), 7)._draws
