@@ -29,7 +29,8 @@ def check_fields(
 
     `at_least`: a minimum -> the fields that it applies to where they hold a number.
     """
-    for name, known in _choices(type(config)).items():
+    kind: type = type(config)
+    for name, known in _choices(kind).items():
         check_choice(name, getattr(config, name), known)
     for least, names in at_least.items():
         for name in names:

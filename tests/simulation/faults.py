@@ -34,6 +34,7 @@ from tests.simulation.plan import draw
 from training.durable.attempt import notice as notice_file
 from training.durable.attempt import resume_point
 from training.durable.attempt import supervisor as supervisor_file
+from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.notice import ExtraTime, Interruption
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.record import head as head_file
@@ -214,6 +215,9 @@ _OF_TRAINER: Mapping[str, Fault] = {
     ),
     "an answer judged from its boundary": Fault(
         lambda: mock.patch.dict(verify.RULES, {"notices-answered": _told_at_receipt})  # type: ignore[arg-type]
+    ),
+    "evaluations before the first left out": _fault(
+        AttemptOptions, "planned_evaluations", 0.0, "deadline"
     ),
     "a lost lease is not tried again": Fault(
         lambda: mock.patch.object(

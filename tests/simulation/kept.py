@@ -108,6 +108,12 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(0.5, "no capacity", seconds=20 * HOUR), deadline_hours=4.0),
         ("the deadline ignored",),
     ),
+    "a deadline whose Spot goes before the first evaluation": (
+        _plan(_at(0.82, "no capacity", seconds=5.3 * HOUR), steps=95, step_seconds=208.0,
+              evaluation_every=13, evaluation_seconds=600.0, deadline_hours=9.6,
+              forecast_share=1.35),
+        ("evaluations before the first left out",),
+    ),
     "a deploy that drops the deadline": (
         _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"), steps=540,
               deadline_hours=7.2),

@@ -384,6 +384,7 @@ class _Attempt:
             retention=Retention(newest=self.plan.keep),
             lease_ttl_seconds=TTL_SECONDS,
             usd_per_hour=0.4,
+            prediction=self.plan.prediction,
         )
         try:
             return exit_code_of(lambda: run_attempt(self.options, self, supervisor))
@@ -413,6 +414,7 @@ class _Attempt:
             interval=parse_interval(self.plan.interval),
             retention=self.options.retention,
             scratch=self.host.folder,
+            planned_evaluations=self.options.planned_evaluations,
             world=World(RankEnvironment(), _CPU),
         )
         hearing = run.supervisor.hearing(context.store)
@@ -484,7 +486,8 @@ class _Loop:
         if (seconds := self.pace.seconds_for(count)) is None:
             return None
         every = self.plan.evaluation_every or self.plan.steps
-        return seconds + self.times.seconds_of_evaluations(count / every)
+        planned = seconds * self.context.planned_evaluations
+        return seconds + self.times.seconds_of_evaluations(count / every, planned)
 
     def run(self) -> None:
         context, work = self.context, self.context.supervisor.long_work

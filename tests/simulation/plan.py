@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from contract.goodput import PLANNED, USEFUL
 from tests.stacks.guard.world import HOUR, MINUTE, Life
 
 Kind = Literal[
@@ -79,6 +80,13 @@ class Plan:
         return self.steps * self.step_seconds + evaluations * self.evaluation_seconds
 
     @property
+    def prediction(self) -> dict[str, float | str]:
+        """What a plan says of the run: as much of evaluations as of steps."""
+        training = self.steps * self.step_seconds
+        evaluating = self.work_seconds - training
+        return {PLANNED + USEFUL: training, f"{PLANNED}evaluation": evaluating}
+
+    @property
     def restart_seconds(self) -> float:
         """From a request for a machine to its first new step, as a plan says it."""
         reading = self.state_bytes / self.upload_rate
@@ -118,14 +126,9 @@ class Plan:
 
     @property
     def is_deadline_fair(self) -> bool:
-        """Whether the Guard can keep the deadline, whatever Spot does.
-
-        A pace knows nothing of evaluations before the first: that time passes unforeseen.
-        """
-        unforeseen = self.work_seconds - self.steps * self.step_seconds
+        """Whether the Guard can keep the deadline, whatever Spot does."""
         least = (
             1.1 * self.work_seconds * self.saving_share
-            + unforeseen
             + 3 * (self.restart_seconds + self.save_seconds)
             + HOUR
         )

@@ -197,6 +197,7 @@ class _WorkloadJob:
             numerics=self._key,
             usd_per_hour=options.usd_per_hour,
             planned_life_seconds=options.planned_life_seconds,
+            planned_evaluations=options.planned_evaluations,
             profiler=self._profiler,
         )
 

@@ -241,7 +241,8 @@ class StageLoop:
         if (seconds := self._pace.seconds_for(num_steps)) is None:
             return None
         every = self._plan.steps_per_evaluation or self._plan.num_steps
-        return seconds + self._times.seconds_of_evaluations(num_steps / every)
+        planned = seconds * self._context.planned_evaluations
+        return seconds + self._times.seconds_of_evaluations(num_steps / every, planned)
 
     @property
     def _is_at_the_end(self) -> bool:

@@ -278,9 +278,12 @@ class TimesSoFar:
         self._times.evaluations += 1
         self._times.evaluated_seconds += seconds
 
-    def seconds_of_evaluations(self, count: float) -> float:
-        """Estimate so many evaluations from those of all attempts; 0 before the first."""
-        return count * self._times.evaluated_seconds / max(1.0, self._times.evaluations)
+    def seconds_of_evaluations(self, count: float, planned: float) -> float:
+        """Estimate so many evaluations from those of all attempts; as planned before the first."""
+        times = self._times
+        if not times.evaluations:
+            return planned
+        return count * times.evaluated_seconds / times.evaluations
 
     def to_json(self) -> dict[str, float]:
         """Return the times for a checkpoint's position, from which the next attempt goes on."""

@@ -45,7 +45,7 @@ def test_the_pace_leaves_out_what_steps_wait_while_the_dataset_arrives(
     assert pace.seconds_for(100) == pytest.approx(100 * (4 * 2 + 3) / 5)
 
 
-def test_evaluations_are_no_part_of_the_pace_and_known_from_earlier_attempts(
+def test_evaluations_are_no_part_of_the_pace_and_known_from_the_plan_or_earlier_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
@@ -58,7 +58,18 @@ def test_evaluations_are_no_part_of_the_pace_and_known_from_earlier_attempts(
     pace.pass_over(600)
     times.add_evaluation(600)
     assert pace.seconds_for(7) == pytest.approx(70)
-    assert TimesSoFar(times.to_json(), 0).seconds_of_evaluations(0.5) == pytest.approx(300)
+    for before, seconds in (({}, 20), (times.to_json(), 300)):
+        found = TimesSoFar(before, 0).seconds_of_evaluations(0.5, planned=20)
+        assert found == pytest.approx(seconds)
+
+
+def test_a_commit_before_the_first_evaluation_says_what_is_left_with_those_of_the_plan(
+    run: Run,
+) -> None:
+    interrupt_at("first", 3, signal.SIGTERM)
+    plan = "--prediction=share_useful=0.1 share_evaluation=9e5"
+    assert run.attempt(plan) == Exit.INTERRUPTED
+    assert run.json("head.json")["checkpoints"][-1]["seconds_left"] > 1e4
 
 
 def test_a_finished_run_says_what_it_was_bound_by(

@@ -8,6 +8,7 @@ may still be filling. Imports no torch.
 
 import contextlib
 import logging
+import math
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contract.errors import Exit, UserError
+from contract.goodput import PLANNED, USEFUL
 from training.durable.attempt.supervisor import Supervisor, Watchdog
 from training.durable.errors import MachineError, RunFailedError
 from training.durable.record.head import KEEP_NEWEST, Head, Retention
@@ -53,6 +55,14 @@ class AttemptOptions:
         """What the plan has learned of the time between interruptions; 0 if nothing."""
         hours = (self.prediction or {}).get("life_hours")
         return 3600 * hours if isinstance(hours, float) else 0.0
+
+    @property
+    def planned_evaluations(self) -> float:
+        """Seconds of evaluations for each second of steps, by the plan; 0 without one."""
+        causes = "evaluation", "data_wait", USEFUL
+        found = ((self.prediction or {}).get(PLANNED + cause) for cause in causes)
+        evaluating, *steps = (each if isinstance(each, float) else 0.0 for each in found)
+        return evaluating / (sum(steps) or math.inf)
 
     def run_config(self, **what: Any) -> RunConfig:
         """Return config.json's content if this is the first attempt; `what` is the job's part."""

@@ -454,6 +454,7 @@ class AttemptContext:
     world: World
     usd_per_hour: float | None = None
     planned_life_seconds: float = 0.0  # between interruptions, by the account's own runs
+    planned_evaluations: float = 0.0  # seconds for each second of steps
     profiler: StepProfiler | None = None
     artifacts: Store | None = None  # where runs share derived data
     numerics: Mapping[str, Any] = field(default_factory=dict)  # this machine's key
