@@ -57,7 +57,6 @@ class Promised(World):
     stopped_until: float = 0.0
     away_until: float = 0.0  # a person has stopped the run until then
     committed_step: int = 0
-    held_by: tuple[int, str] = (0, "")  # the lease: generation and writer
     named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
     moved: float = 0.0  # when the run last got further
     idle: float = 0.0  # live seconds of machines since then
@@ -185,10 +184,11 @@ class Promised(World):
     _num_heads: int = 0
 
     def _new_head(self, head: dict[str, Any]) -> None:
-        own = int(head["generation"]), str(head["writer"])
-        if not self.committed_step and own[0] <= self.held_by[0] and own[1] != self.held_by[1]:
-            self.facts["begun anew"] += 1  # a person took the head before there was a commit
-        self.held_by = own
+        before = self.bucket.objects[self.prefix + HEAD][-3:-1]
+        if len(before) == 2 and before[0].data and before[1].data is None:
+            is_restored = json.loads(before[0].data)["nonce"] == head["nonce"]
+            # A person took it before there was a commit: another takes the same number.
+            self.facts["begun anew"] += not is_restored and not self.committed_step
         self.named = {each["name"]: each for each in head["checkpoints"]}
         step = max((each["step"] for each in head["checkpoints"]), default=0)
         for name, entry in self.named.items():
