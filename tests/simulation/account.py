@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError
 
 from contract.keys import BUDGETS, SPOT_HISTORY
+from tests.simulation import pools
 from tests.simulation.bucket import Bucket, GuardService
 from tests.simulation.clock import CLOCK
 from tests.simulation.versions import is_older
@@ -42,6 +43,7 @@ class Account:
     budget_usd: float = 0.0  # 0: none
     budget_period: str = "month"
     raises: int = 0
+    has_pools: bool = False
     raised: float = 0.0  # when
     services: dict[str, GuardService] = field(default_factory=dict)
 
@@ -61,6 +63,12 @@ class Account:
 
     def answer(self, caller: "Universe", operation: str, request: dict[str, Any]) -> Any:
         """Answer a call as the account does; `caller` may only read what is not its own."""
+        if operation == "describe_subnets":
+            return pools.subnets(request["SubnetIds"])
+        answer = self._answer(caller, operation, request)
+        return pools.zoned(operation, answer, self.worlds) if caller.has_pools else answer
+
+    def _answer(self, caller: "Universe", operation: str, request: dict[str, Any]) -> Any:
         act = answers.__dict__[operation]
         if operation == "describe_instances":
             found = [act(world, **request)["Reservations"] for world in self.worlds]
@@ -82,6 +90,10 @@ class Account:
         part = self._part(caller, name, operation)
         if part is None:
             raise _gone(operation, name)
+        if {"LaunchTemplateConfigs", "VPCZoneIdentifier"} & request.keys():
+            if part is caller:  # not the fleet that it had before
+                pools.offer(caller, request)
+            return {}
         return act(part, **request)
 
     def _part(self, caller: "Universe", name: str, operation: str) -> World | None:
@@ -229,6 +241,8 @@ def settings_of(world: "Universe") -> dict[str, Any]:
         "fleet_parameter": f"/{world.stack_name}/fleet-id",
         "run_prefix": world.prefix.rstrip("/"),
     }
+    if world.has_pools and not is_older():
+        found["subnets"] = tuple(pools.ZONES)
     if account.budget_usd and not is_older():  # 0.1.0 knew no budgets
         found |= {
             "budget_name": "team",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from tests.simulation.clock import CLOCK, sleep
 from tests.simulation.plan import Happening
+from tests.simulation.pools import ZONES
 from tests.simulation.stack import Stack
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.world import MINUTE, USERS, Machine, World
@@ -105,7 +106,7 @@ class Deployed(Stack):
             self.sizes = {name: each for name, each in sizes.items() if name not in self.deleted}
         else:
             self.target, self.on_demand = 1, 0
-        self.deployed_at = CLOCK.now
+        self.deployed_at, self.offered = CLOCK.now, tuple(ZONES)
 
     def _replace(self, kind: Literal["spot", "asg"]) -> None:
         """Create the new fleet, let the stack's parameter name it, then delete the former."""
@@ -124,7 +125,7 @@ class Deployed(Stack):
             self.target, self.sizes = 0, {"spot": (0, NEW_GROUP), "on-demand": (0, 1)}
         else:
             self.replaced += 1
-        self.stopped_until, self.deployed_at = 0.0, CLOCK.now
+        self.stopped_until, self.deployed_at, self.offered = 0.0, CLOCK.now, tuple(ZONES)
         sleep(luck.uniform(5, MINUTE))
         self.parameter = self.fleet_id
         sleep(luck.uniform(20, 5 * MINUTE))

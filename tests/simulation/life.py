@@ -62,7 +62,10 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
     CLOCK.restart(BEGIN, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
     account = Account(
-        budget_usd=plan.budget_usd, budget_period=plan.budget_period, raises=plan.raises
+        budget_usd=plan.budget_usd,
+        budget_period=plan.budget_period,
+        raises=plan.raises,
+        has_pools=plan.has_pools,
     )
     plans = (plan, *plan.beside)
     troubles = [each for one in plans for each in one.happenings if each.what == "s3"]

@@ -67,6 +67,7 @@ class Plan:
     beside: tuple["Plan", ...] = ()  # other runs of the account
     budget_usd: float = 0.0  # of all of them together; 0: none
     budget_period: Literal["day", "month"] = "month"
+    has_pools: bool = False  # two zones, of which Spot leaves one at times
     raises: int = 0  # how often a person deploys with twice the budget, once it is spent
 
     @property
@@ -206,6 +207,7 @@ def _with_others(luck: random.Random, plan: Plan) -> Plan:
         budget_usd=usd * has_one,
         budget_period=period,
         raises=luck.choice([0, 1, 3]),
+        has_pools=luck.random() < 0.5,
     )
 
 

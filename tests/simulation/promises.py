@@ -17,6 +17,7 @@ from tests.simulation.bucket import Bucket
 from tests.simulation.clock import CLOCK, Process
 from tests.simulation.machine import UNIT, Host
 from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.pools import ZONES
 from tests.simulation.record import trace_of
 from tests.stacks.guard.model import SETTINGS
 from tests.stacks.guard.world import (
@@ -67,6 +68,8 @@ class Promised(World):
     resumes: int = 0
     guard_version: str = ""  # of the code that its next calls run
     trainer_version: str = ""
+    offered: tuple[str, ...] = tuple(ZONES)  # the subnets in which the fleet may look
+    zones: dict[str, str] = field(default_factory=dict)  # of machines
     deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
 
     def __post_init__(self) -> None:
@@ -84,6 +87,11 @@ class Promised(World):
     def paid(self) -> list[Machine]:
         """The machines that cost something now, of whichever fleet."""
         return [each for each in self.machines if each.is_live]
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether the account's runs choose between zones."""
+        return self.account.has_pools
 
     @property
     def bucket(self) -> Bucket:
@@ -298,6 +306,11 @@ class Promised(World):
         is_for_long = account.budget_period == "month" and not account.raises
         return "the budget" in reason and is_for_long and account.raised < when
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the runs beside it have brought it no trouble of S3's, nor spent its budget."""
+        return not self.troubles and not any("the budget" in reason for _, reason in self.stops)
+
     def judge_end(self) -> None:
         """What must hold once all is over."""
         head = self.head_now
@@ -321,7 +334,7 @@ class Promised(World):
         is_known = not (self.was_unguarded or self.facts["deploy"])
         if self.plan.max_usd and is_known and self.spent_now > 1.02 * most + 0.05:
             self.breaks("max_usd holds", f"${self.spent_now:.2f} of ${most:.2f}")
-        if state == "finished" and self.plan.is_calm:
+        if state == "finished" and self.plan.is_calm and self.is_alone:
             hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
             most = self.plan.most_hours(len(self.machines))
             if hours > most:
@@ -330,7 +343,8 @@ class Promised(World):
                 )
         first = min((each.launched for each in self.machines), default=0.0)
         hours = (self.ended_at - first) / HOUR
-        if self.plan.is_deadline_fair and state == "finished" and hours > self.plan.deadline_hours:
+        is_fair = self.plan.is_deadline_fair and self.is_alone
+        if is_fair and state == "finished" and hours > self.plan.deadline_hours:
             late = f"{hours:.1f} h of {self.plan.deadline_hours:.1f}"
             self.breaks("a deadline is kept", late)
 

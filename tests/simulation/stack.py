@@ -14,6 +14,7 @@ from contract.stack_names import ON_DEMAND_GROUP
 from stacks.guard import handler
 from tests.simulation.clock import CLOCK, Process, sleep
 from tests.simulation.machine import Host
+from tests.simulation.pools import open_pools
 from tests.simulation.promises import CALL_EVERY, Promised
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.model import TICK
@@ -57,6 +58,8 @@ class Stack(Promised):
                 own = FLEETS[self.kind][0]
                 machine.tags[tag] = fleet.replace(own, self.fleet_id)
         self.tell(f"{machine.id[-4:]} starts on {market}")
+        if self.has_pools:
+            self.zones[machine.id] = CLOCK.luck.choice(open_pools(self, market))
         self.hosts[machine.id] = host = Host(self, machine)
         host.start()
         self._state_change(machine, "running")
@@ -114,6 +117,7 @@ class Stack(Promised):
             for market, count in wanted.items():
                 have = [m for m in self.live if m.ends is None and m.market == market]
                 is_there = self.has_capacity or market == "on-demand"
+                is_there &= not self.has_pools or bool(open_pools(self, market))
                 if self.is_cancelled or len(have) >= count or not is_there:
                     missing.pop(market, None)
                 elif CLOCK.now - missing.setdefault(market, CLOCK.now) >= self.plan.slow_seconds:
