@@ -240,6 +240,9 @@ _OF_OTHERS: Mapping[str, Fault] = {
     "machines of all stacks are its own": _text(
         fleet, "instances_of_stack", "Filters=mine", "Filters=[]", "the others"
     ),
+    "groups leave the pool of their machine": _fault(
+        fleet.ScalingGroups, "ends_what_it_loses", False, "may rest"
+    ),
     "the fleet's id read once": _fault(fleet, "own_fleet_id", _read_once),
     "a head from nothing after a wait": _text(
         supervisor_file, "acquire", "if head is None:", "if head is None and seen is None:"

@@ -152,6 +152,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
                       replace(_MILD, seed=3, steps=900))),
         ("machines of all stacks are its own",),
     ),
+    "losses of one run, in the pools of others": (
+        _plan(*(_at(0.5 + 0.15 * n, "takeback", seconds=120.0) for n in range(5)), has_pools=True,
+              beside=tuple(replace(_MILD, seed=n, fleet="asg", steps=400) for n in (2, 3))),
+        ("groups leave the pool of their machine",),
+    ),
     "a budget of each day": (
         _plan(steps=3000, beside=(replace(_MILD, seed=2, steps=2400),), budget_usd=18.0,
               budget_period="day"),
