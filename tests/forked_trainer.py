@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch  # noqa: F401 (here, and so not in each fork)
+
 
 def run_in_fork(
     words: Sequence[str], *, cwd: Path = Path(), **_: bool

@@ -24,7 +24,14 @@ def test_training_starts_while_the_dataset_arrives_and_a_shutdown_lets_it_save_f
     assert machine.processes() == []
 
 
-@pytest.mark.parametrize(("status", "attempts", "reason"), [(1, 3, "status 1"), (2, 1, "cannot")])
+@pytest.mark.parametrize(
+    ("status", "attempts", "reason"),
+    [
+        # In each run of the tests: a machine that may not end itself.
+        pytest.param(1, 3, "status 1", marks=pytest.mark.slow),
+        (2, 1, "cannot"),
+    ],
+)
 def test_a_sync_that_fails_while_training_waits_for_it_ends_the_machine_or_the_run(
     rig: Rig, status: int, attempts: int, reason: str
 ) -> None:

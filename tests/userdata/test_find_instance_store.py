@@ -72,7 +72,13 @@ def test_nothing_is_taken_where_more_than_one_could_be_meant(
     assert place(disks, data_mount="/data", image_mounts=False) is None
 
 
-@pytest.mark.parametrize("disk", [MOUNTED, STORE], ids=["mounted by the image", "bare"])
+@pytest.mark.parametrize(
+    "disk",
+    [
+        pytest.param(MOUNTED, id="mounted by the image"),
+        pytest.param(STORE, id="bare", marks=pytest.mark.slow),  # every boot formats a volume
+    ],
+)
 def test_a_machine_boots_on_its_instance_store(rig: Rig, disk: JsonDisk) -> None:
     machine = rig.machine(disks=(EC2_DISKS[1], disk), variables=rig.run_env(DATA_ON="nvme"))
     wait(machine, "trainer listens")

@@ -151,8 +151,7 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
     requests = [request] * options.parallel
     others = list(Reservations().others())
     refuse_oversubscription(requests, others, machine)
-    warning = too_many_threads(requests, others, machine)
-    if warning:
+    if warning := too_many_threads(requests, others, machine):
         print(f"[room] {warning}", file=sys.stderr, flush=True)
     return limit
 

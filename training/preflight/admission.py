@@ -90,10 +90,10 @@ class MachineCapacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reservation:
-    """Another run's reservation, and what tells how much of it is in use already."""
+    """Another run's reservation, and what tells the bytes of it that are in use already."""
 
     request: ResourceRequest
-    used_mib: Callable[[], int] = int
+    used: Callable[[], int] = int
 
 
 def refuse_oversubscription(
@@ -109,7 +109,7 @@ def refuse_oversubscription(
         reserved = sum(other.request.host_mib for other in others)
         # The kernel reads page by page what they use, 20 ms for a GB: asked only if it decides.
         if requested > usable - reserved:
-            reserved = sum(max(0, other.request.host_mib - other.used_mib()) for other in others)
+            reserved = sum(max(0, o.request.host_mib - o.used() // _MEBIBYTE) for o in others)
         if requested > (available := usable - reserved):
             each = requests[0]
             num_fitting = max(0, available // each.host_mib)
@@ -178,8 +178,7 @@ class Reservations:
                 self._write(name, request)
         except OSError as error:
             _log.warning(f"[room] other runs cannot see what this one needs: {error}")
-        warning = too_many_threads([request], others, machine)
-        if warning:
+        if warning := too_many_threads([request], others, machine):
             _log.warning(f"[room] {warning}")
         try:
             yield
@@ -201,7 +200,7 @@ class Reservations:
                 with suppress(OSError):
                     path.unlink()
             elif pid != os.getpid():
-                yield _Reservation(request=request, used_mib=partial(_used_mib, pid))
+                yield _Reservation(request=request, used=partial(used_bytes, pid))
 
     def _write(self, name: str, request: ResourceRequest) -> None:
         """Write this process's reservation atomically, and readable by every user."""
@@ -236,10 +235,6 @@ def _parse(data: bytes) -> tuple[int, str | None, ResourceRequest]:
     ):
         raise ValueError("this is not a reservation")
     return int(record["pid"]), record["began"], ResourceRequest(**need)
-
-
-def _used_mib(pid: int) -> int:
-    return used_bytes(pid) // _MEBIBYTE
 
 
 def _started(pid: int) -> str | None:
@@ -287,8 +282,7 @@ def limit_memory(mib: int, device: torch.device) -> None:
     # torch imports this with the first optimizer, and the limit is not meant to cover code.
     importlib.import_module("torch._dynamo")
     # Private writable memory: files mapped for reading, such as datasets, do not count.
-    used = data_bytes()
-    if used is None:
+    if (used := data_bytes()) is None:
         raise UserError("--memory-limit-mib needs Linux or a GPU; omit it on this machine")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (used + mib * _MEBIBYTE, hard))

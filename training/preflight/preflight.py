@@ -249,8 +249,7 @@ def main() -> int:
     config = _apply_rungs(workload, plain, request["rungs"])
     before = _apply_rungs(workload, plain, request["rungs"][:-1])
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
-    refusal = _refusal(workload.stages(before), workload.stages(config), before)
-    if refusal:
+    if refusal := _refusal(workload.stages(before), workload.stages(config), before):
         return _print("refused", refusal, None)
     limit = request["memory_limit_mib"]
     if limit is not None:
@@ -367,8 +366,7 @@ def preflight(options: RunOptions) -> _Preflight:
     process with the whole model, so there is none for a model that the ranks share.
     """
     workload = load_workload(options.workload)
-    wrong = problems(workload)
-    if wrong:
+    if wrong := problems(workload):
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     record = RunConfig.read(options.store)
     meta = _meta(options, workload) if record is None else None
@@ -556,8 +554,7 @@ def _refuse_unfinished_copy(store: Store) -> None:
 def _extended(old: Extension, text: str) -> Origin:
     """The origin that `--extend-to` asks for: `8epochs` or `4000steps` of the last Train stage."""
     run, end = old.run, old.end
-    span = parse_span(text)
-    if span is None:
+    if (span := parse_span(text)) is None:
         raise UserError(f"--extend-to {text!r} cannot be read; write 8epochs or 4000steps")
     steps: int = old.state["position"]["stage_step"]
     if span.value <= (end.epoch if span.unit == "epochs" else steps):

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from embedded_aws import EmbeddedAws
 from tests.embedded_aws.cdk_cli import NEVER, Cli, needs_cdk
 from tests.embedded_aws.cloudformation.resource_cases import TOPIC, group, parameter
@@ -69,6 +71,7 @@ def test_two_stacks_from_first_deploy_to_destroy(aws: EmbeddedAws, tmp_path: Pat
     ]
 
 
+@pytest.mark.slow  # in each run of the tests, without the CLI: test_stacks.py
 def test_fails_and_can_be_deployed_again_after_a_broken_first_deploy(
     aws: EmbeddedAws, tmp_path: Path
 ) -> None:

@@ -25,17 +25,17 @@ def _settings(max_examples: int, steps: int = 40) -> settings:
 
 
 TestGuard = GuardMachine.TestCase
-TestGuard.settings = _settings(50)
+TestGuard.settings = _settings(25)
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = _settings(30)
+TestBudget.settings = _settings(15)
 TestDeadline = DeadlineMachine.TestCase
-TestDeadline.settings = _settings(15)
+TestDeadline.settings = _settings(8)
 TestGroupsGuard = GroupsGuardMachine.TestCase
-TestGroupsGuard.settings = _settings(50)
+TestGroupsGuard.settings = _settings(25)
 TestGroupsBudget = GroupsBudgetMachine.TestCase
-TestGroupsBudget.settings = _settings(30)
+TestGroupsBudget.settings = _settings(15)
 TestGroupsDeadline = GroupsDeadlineMachine.TestCase
-TestGroupsDeadline.settings = _settings(15)
+TestGroupsDeadline.settings = _settings(8)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_memory_that_is_taken_for_the_moment_is_the_machines_fault() -> None:
     small = replace(mine, data_mib=0)
     with pytest.raises(MachineError, match="need 20000 MiB of GPU memory, 1 other"):
         # What others use is read only where the memory may not suffice.
-        other = _Reservation(request=small, used_mib=pytest.fail)
+        other = _Reservation(request=small, used=pytest.fail)
         refuse_oversubscription([small], [other], idle)
     with pytest.raises(UserError, match="need 40000 MiB of GPU memory, 1 other"):
         refuse_oversubscription([small] * 2, [_Reservation(request=small)], idle)
@@ -127,9 +127,7 @@ def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
     with pytest.raises(UserError, match="24576 MiB are reserved by 1 other"):
         refuse_oversubscription([mine], [_Reservation(request=large)], machine)
     # What it has taken is no longer among what is free.
-    refuse_oversubscription(
-        [mine], [_Reservation(request=large, used_mib=lambda: 20 * 1024)], machine
-    )
+    refuse_oversubscription([mine], [_Reservation(request=large, used=lambda: 20 * 2**30)], machine)
 
 
 def test_fails_for_a_gpu_that_is_taken(tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ def test_the_memory_of_a_run_is_that_of_all_its_processes_once(tmp_path: Path) -
         began_with = int(process.stdout.readline())
         assert [process.stdout.readline() for _ in range(3)] == [b"ready\n"] * 3
         (held,) = Reservations(tmp_path).others()
-        used_mib = held.used_mib()
+        used_mib = held.used() >> 20
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -1,7 +1,9 @@
 """A small dataset, made once, and the inputs of stages on it."""
 
 import fcntl
+import gc
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,6 +21,13 @@ from training.workloads.trajectory.trajectory_workload import Tracks
 def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few clips are drawn and decoded here: processes take longer to start; commands have them."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_frames_are_left() -> Iterator[None]:
+    """PyAV's cycles hold FFmpeg's threads, which a fork lacks: collecting them there hangs it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="package")
