@@ -68,7 +68,12 @@ def _over(tick: Tick) -> Reason | None:
 
 def _too_dear(tick: Tick) -> Reason | None:
     settings, ledger = tick.settings, tick.ledger
-    hours, usd = ledger.billed_hours(), ledger.billed_usd()
+    # What ran at the last look runs on, as far as is known, while EC2 says nothing of it.
+    ran = [
+        (each, (tick.now - each.seen) / 3600) for each in ledger.attempts.values() if each.is_live
+    ]
+    hours = ledger.billed_hours() + sum(more for _, more in ran)
+    usd = ledger.billed_usd() + sum(more * each.usd_per_hour for each, more in ran)
     if hours > settings.max_billed_hours:
         return Reason(
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",

@@ -140,6 +140,20 @@ def test_two_calls_at_once_do_it_once(scene: Scene, leftover: str, call: str, be
     assert scene.read("guard.json")["notes"] == []
 
 
+@pytest.mark.parametrize(("hours", "limits"), [(72.5, {}), (30, {"MAX_USD": 10})])
+def test_limits_hold_while_ec2_says_nothing_of_the_machines(
+    scene: Scene, before: Any, hours: float, limits: dict[str, Any]
+) -> None:
+    scene.head("running", "00000010-g0001-a", nonce="abc")
+    scene.tick(**limits)
+    before("DescribeInstances", _denied)
+    for later, capacity in ((hours / 2, 1), (hours, 0)):
+        scene.head("running", "00000010-g0001-a", nonce=str(later))
+        with pytest.raises(GuardError, match=r"^1 calls failed: instances: "):
+            scene.tick(hours_later=later, HEARTBEAT_TIMEOUT_SECONDS=1e9, **limits)
+        assert scene.capacity() == capacity
+
+
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "AccessDenied", "InvalidParameterValue"])
 @pytest.mark.parametrize("hours", [0.1, 72.5])
 def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(
