@@ -122,7 +122,7 @@ class Universe(Deployed):
             return
         self.bucket.write(key, None)
         for one in self.paid:
-            self.hosts[one.id].is_excused = True
+            self.hosts[one.id].is_excused, self.hosts[one.id].owed = True, 0
 
         def restore() -> None:
             if self.bucket.found(key) is None:
