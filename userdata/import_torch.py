@@ -7,6 +7,7 @@ PYTHONPATH=. PYTHON userdata/import_torch.py
 import importlib
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -51,7 +52,8 @@ def find_fault(devices: Path, num_of_size: int) -> str | None:
 def record() -> None:
     """Record what was read; a failure does not stop the boot."""
     # Torch imports its compiler with the first optimizer: 800 files that the first step waits for.
-    importlib.import_module("torch._dynamo")
+    with suppress(ImportError):
+        importlib.import_module("torch._dynamo")
     try:
         num_blocks = read_ahead.record(machine_path(read_ahead.RECORDED))
     except OSError as error:
