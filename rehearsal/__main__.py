@@ -1,14 +1,16 @@
 """`python -m rehearsal`; see rehearsal/rehearsal_command.py."""
 
 import io
+import os
 import signal
 import sys
 
 try:
     from rehearsal.rehearsal_command import main
 except KeyboardInterrupt:
-    print("interrupted before it started", file=sys.stderr)
-    sys.exit(130)
+    print("interrupted before it started", file=sys.stderr, flush=True)
+    # After one that passed an exec() of text, Python's own exit would end by the signal itself.
+    os._exit(130)
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):

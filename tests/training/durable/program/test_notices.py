@@ -233,11 +233,12 @@ def test_a_program_that_exits_without_saving_is_said_to_lose_its_time(run: Progr
             curves.close()
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
+        time.sleep(1)  # so it saves now and then: the log's growth alone is no state yet
         folder.joinpath("state").write_text("1")
         time.sleep(1000)
     """)
     process = run.spawn()
-    run.wait_for_snapshots(1)
+    run.wait_for_snapshots(2)  # the log's, which is empty, and the state's
     time.sleep(0.3)
     tell(process)
     assert process.returncode == 75
