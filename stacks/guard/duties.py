@@ -27,9 +27,9 @@ def stop(tick: Tick) -> None:
     # A capacity that could not be read is not a reason to spare the fleet.
     is_wanted = tick.capacity.get(tick.fleet_id or "") != 0 or (tick.is_new and not is_over)
     if tick.fleet_id and is_wanted:
-        _stop_fleet(tick, tick.fleet_id, reason, is_over=is_told_once)
+        _stop_fleet(tick, tick.fleet_id, reason, is_told_once=is_told_once)
     elif is_told_once and tick.is_kept:  # without its ledger, each call would report it again
-        _report_stop(tick, reason, is_over=True, ways=["mail"])
+        _report_stop(tick, reason, is_told_once=True, ways=["mail"])
 
 
 def start(tick: Tick) -> None:
@@ -50,7 +50,7 @@ def start(tick: Tick) -> None:
         tick.done.append(("start", f"{fleet_id} is new"))
 
 
-def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
+def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_told_once: bool) -> None:
     """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []
     own = fleet.StackFleet.of(fleet_id)
@@ -62,7 +62,9 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> 
             tick.done.append((action, reason.sentence))
             tick.capacity[fleet_id] = 0
             tick.update(lambda ledger: _stopped(ledger, tick))
-            _report_stop(tick, reason, is_over=is_over, ways=["event", "mail"], refused=refused)
+            _report_stop(
+                tick, reason, is_told_once=is_told_once, ways=["event", "mail"], refused=refused
+            )
             return
         refused.append(refusal)
     tick.failed.append(f"fleet to zero: {'; '.join(refused)}")
@@ -115,7 +117,7 @@ def _resume(tick: Tick, *, is_cancelled: bool) -> str:
 
 
 def _report_stop(
-    tick: Tick, reason: Reason, *, is_over: bool, ways: list[str], refused: Sequence[str] = ()
+    tick: Tick, reason: Reason, *, is_told_once: bool, ways: list[str], refused: Sequence[str] = ()
 ) -> None:
     # The end of a run, or of its head, is reported once, anything else at each stop.
     nonce = (tick.head or {}).get("nonce", tick.ledger.head_seen)
@@ -126,7 +128,7 @@ def _report_stop(
     headline = f"{how}: {reason.sentence}" if tells_how else reason.sentence
     tick.note(
         Note(
-            key=f"{reason.sentence} {nonce}" if is_over else "to-zero",
+            key=f"{reason.sentence} {nonce}" if is_told_once else "to-zero",
             time=tick.now,
             name="to-zero",
             headline=headline[0].upper() + headline[1:],
@@ -145,7 +147,7 @@ def _report_stop(
             },
             ways=ways,
         ),
-        again_after=math.inf if is_over else CALL_SECONDS,
+        again_after=math.inf if is_told_once else CALL_SECONDS,
     )
 
 
