@@ -180,12 +180,23 @@ def _limits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         return
     tick, hours = limits["seconds"] / 3600, [(a["seen"] - a["launched"]) / 3600 for a in attempts]
     dearest = max((each["usd_per_hour"] for each in attempts), default=0.0)
-    for name, spent, more in (
-        ("usd", sum(each["usd"] for each in attempts), dearest * tick),
-        ("hours", sum(hours), tick),
+    for name, billed, more in (
+        ("usd", [each["usd"] for each in attempts], dearest * tick),
+        ("hours", hours, tick),
     ):
-        if 0 < limits[name] < spent - more:
-            yield f"{spent:.2f} {name} were billed, {limits[name]:g} allowed"
+        own = list(zip(attempts, billed, strict=True))
+        # A deploy or a person may start one beyond the limit, which has a tick to be seen.
+        late = [usd for each, usd in own if _billed_by(each["launched"], own) > limits[name]]
+        is_over = sum(billed) - sum(late) > limits[name] + more or max(late, default=0.0) > more
+        if limits[name] and is_over:
+            yield f"{sum(billed):.2f} {name} were billed, {limits[name]:g} allowed"
+
+
+def _billed_by(when: float, attempts: Sequence[tuple[Line, float]]) -> float:
+    """Return what machines had been billed by then, each evenly over its life."""
+    lives = [(each["launched"], max(1.0, each["seen"] - each["launched"])) for each, _ in attempts]
+    shares = [min(1.0, max(0.0, when - launched) / life) for launched, life in lives]
+    return sum(share * billed for share, (_, billed) in zip(shares, attempts, strict=True))
 
 
 def _end(trace: RunTrace, lacks: list[str]) -> Iterator[str]:

@@ -171,8 +171,10 @@ class Ledger:
     def note_limits(self, settings: GuardSettings) -> None:
         """Keep the limits beside the run: its stack may be gone when somebody asks."""
         hours, seconds = settings.max_billed_hours, settings.tick_seconds
+        # What was billed while no Guard kept limits, they allowed.
+        billed = {"usd": self.billed_usd(), "hours": self.billed_hours(), "seconds": 0.0}
         for name, value in {"usd": settings.max_usd, "hours": hours, "seconds": seconds}.items():
-            known = self.limits.get(name, value)
+            known = self.limits.get(name, max(value, billed[name]))
             self.limits[name] = max(known, value) if known and value else 0.0
 
     def note_look(self, now: float, patience_seconds: float) -> None:

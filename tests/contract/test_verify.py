@@ -252,6 +252,15 @@ def test_a_machine_that_a_deploy_starts_after_the_end_has_a_tick_to_see_it() -> 
     assert found == "nothing-after-the-end: i-3 ran until 9000 s after the end"
 
 
+@pytest.mark.parametrize(("minutes", "is_kept"), [(12, True), (18, False)])
+def test_a_machine_that_a_deploy_starts_beyond_the_limit_has_a_tick_to_be_seen(
+    minutes: float, is_kept: bool
+) -> None:
+    trace = _attempt(sound(), launched=STORED + 200, seen=STORED + 200 + 60 * minutes)
+    trace.ledger["attempts"]["i-1"]["launched"] = STORED + 100 - 72.1 * 3600
+    assert is_kept is not any(why.startswith("within-limits") for why in broken_rules(trace))
+
+
 def test_plants_a_violation_of_every_rule() -> None:
     assert {rule for rule, *_ in VIOLATIONS.values()} == RULES.keys()
 

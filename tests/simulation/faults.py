@@ -192,7 +192,7 @@ _OF_TRAINER: Mapping[str, Fault] = {
         Lease, "_change", "self._unanswered.add(after.nonce)", "self._unanswered.clear()"
     ),
     "S3's trouble outlasts patience": _fault(protocol, "_WINDOW_SECONDS", 2.0),
-    "a head from nothing": _fault(lease_file, "_refuse_headless", _nothing),
+    "a head from nothing": _text(lease_file, "_first_head", "store.sizes(CHECKPOINTS)", "False"),
     "no witness is enough": _fault(lease_file, "_WITNESSES", 99, "finished"),
     "metrics sent after the head": _text(
         CheckpointPublisher, "publish", "[self.metrics.flush]", "[]", "samples"
@@ -245,7 +245,12 @@ _OF_OTHERS: Mapping[str, Fault] = {
     ),
     "the fleet's id read once": _fault(fleet, "own_fleet_id", _read_once),
     "a head from nothing after a wait": _text(
-        supervisor_file, "acquire", "if head is None:", "if head is None and seen is None:"
+        supervisor_file, "acquire", "_first_head(store, run_id, writer)",
+        "(_first_head(store, run_id, writer) if seen is None else "
+        "Head(run_id=run_id, generation=0, writer=writer, nonce=''))",
+    ),
+    "a generation is used again": _text(
+        lease_file, "_first_head", "generation=used", "generation=0", "one-writer"
     ),
     "an older ledger is none": _fault(ledger_file, "_known", _complete),
     "an older head is refused": _fault(head_file, "read_json_record", _newest_only, "for a cause"),

@@ -58,6 +58,18 @@ def test_dollars_are_counted_by_market() -> None:
         assert (asked.billed_hours(), asked.billed_usd()) == (1, 0.5)
 
 
+def test_what_was_billed_while_no_limits_were_kept_is_within_them() -> None:
+    """As after a Guard of 0.1.0, which forgets that a limit was once higher."""
+    ledger = Ledger()
+    ledger.note_limits(SETTINGS)
+    ledger.observe(SETTINGS, [_instance("i-1")], 10 * HOUR, SEEN)
+    ledger.limits = {}
+    ledger.note_limits(replace(SETTINGS, max_billed_hours=5, max_usd=6))
+    assert (ledger.limits["hours"], ledger.limits["usd"]) == (10, 6)
+    ledger.note_limits(SETTINGS)
+    assert (ledger.limits["hours"], ledger.limits["usd"]) == (72, 0)
+
+
 def test_each_hour_counts_at_the_price_that_ec2_had_then_with_volumes() -> None:
     ledger, settings = Ledger(), replace(SETTINGS, storage_usd_per_hour=0.05)
     for hour, seen, usd_per_hour in (

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from contract.errors import Exit, UserError
-from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
+from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, EVENTS, HEAD, checkpoint_prefix
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.record.head import (
     KEEP_NEWEST,
@@ -326,8 +326,6 @@ def acquire(
     since = time.monotonic()
     while True:
         head, etag = Head.find(store)
-        if head is None:  # also one that was deleted since this machine began to wait
-            _refuse_headless(store)
         if head and head.is_ended:
             return head
         if head and etag != seen:
@@ -339,7 +337,7 @@ def acquire(
                     announced_generation = head.generation
         is_free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
         if is_free:
-            base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
+            base = head or _first_head(store, run_id, writer)
             mine = replace(
                 base,
                 generation=base.generation + 1,
@@ -360,13 +358,18 @@ _POLL_SECONDS = 1.0
 _MARKS = 60
 
 
-def _refuse_headless(store: Store) -> None:
-    """Raise UserError if the run's head is gone: a new one would give up what it named."""
+def _first_head(store: Store, run_id: str, writer: str) -> Head:
+    """Return a head for a run without one; UserError if it is gone, and named checkpoints.
+
+    Of one that was deleted before the first commit, generations that wrote are not used again.
+    """
     if Head.read(store) is None and store.sizes(CHECKPOINTS) and Head.read(store) is None:
         raise UserError(
             f"{store.uri} has checkpoints but no {HEAD}; restore its last version, "
             "or use another run URI"
         )
+    used = sum(key.endswith("-take-over.json") for key in store.sizes(EVENTS))
+    return Head(run_id=run_id, generation=used, writer=writer, nonce="")
 
 
 def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
@@ -375,9 +378,7 @@ def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
         head, etag = Head.find(store)
         if head and head.is_ended:
             return head
-        if head is None:
-            _refuse_headless(store)
-        base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
+        base = head or _first_head(store, run_id, writer)
         failed = replace(base, nonce=new_nonce(), state="failed", reason=reason)
         try:
             failed.write(store, etag)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
+from contract.keys import EVENTS
 from training.durable.errors import InterruptedRunError
 from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint_name
 from training.durable.record.lease import Lease, LeaseLostError, acquire, mark_failed
@@ -151,6 +152,19 @@ def test_fails_to_mark_a_run_failed_whose_head_is_gone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no head\.json; restore its last version"):
         mark_failed(store, "run-1", "i-2", "training failed (exit status 2)")
     assert Head.read(store) is None, "a new head would name no checkpoint of the old one"
+
+
+def test_generations_that_wrote_before_their_head_was_deleted_are_not_used_again(
+    tmp_path: Path,
+) -> None:
+    store = FolderStore(tmp_path)
+    for number in (1, 2):
+        take(store, f"i-{number}").release()
+        store.put(f"{EVENTS}20261129T12000{number}.000000Z-i-{number}-take-over.json", b"{}")
+    (tmp_path / "head.json").unlink()
+    assert take(store, "i-3").head.generation == 3
+    (tmp_path / "head.json").unlink()
+    assert mark_failed(store, "run-1", "i-3", "training failed").generation == 2
 
 
 def test_fails_to_begin_anew_where_the_head_is_deleted_while_a_machine_waits(
