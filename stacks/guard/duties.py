@@ -151,6 +151,21 @@ def _report_stop(
     )
 
 
+def tell_given_up(tick: Tick) -> None:
+    """Say that a machine gave the run up without marking its head: nothing else would."""
+    for instance_id, why in tick.given_up.items():
+        note = Note(
+            key=f"given up by {instance_id}",
+            time=tick.now,
+            name="given-up",
+            headline=f"{instance_id} gave the run up, and could not mark it failed: {why}",
+            lines=["Fix that first.", _resume(tick, is_cancelled=False)],
+            fields={},
+            ways=["mail"],
+        )
+        tick.note(note, again_after=math.inf)
+
+
 def end_instances(tick: Tick) -> None:
     """Terminate instances that their fleet does not want and machines that failed to end."""
     for instance in tick.live():

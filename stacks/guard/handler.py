@@ -23,7 +23,7 @@ from stacks.guard.tick import Tick
 # In this order; each is tried, whatever happened to those before it.
 DUTIES = (
     *(duties.stop, duties.start, prefer_calm_pools, choose_market, duties.end_instances),
-    Tick.send_notes,
+    *(duties.tell_given_up, Tick.send_notes),
 )
 # How often each execution environment of Lambda may ask EC2 for the stack's instances because of
 # unknown ones, of which an account may have thousands an hour, and how many times at once.

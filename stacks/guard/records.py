@@ -27,8 +27,9 @@ from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 # Calls may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
-# userdata leaves this event when a machine gives up on itself, and one for each step of a boot.
-MACHINE_FAILED, BOOT_STEP = "machine-failed", "boot-"
+# userdata leaves these when a machine gives up on itself, or on the run without being able to say
+# so in its head, and one for each step of a boot.
+MACHINE_FAILED, NOT_MARKED, BOOT_STEP = "machine-failed", "head-not-marked", "boot-"
 _EVENT_KEY = re.compile(r"\d{8}T\d{6}[.\d]*Z-(?P<id>i-\w+)-(?P<name>[\w-]+)\.json")
 _TIME = "%Y%m%dT%H%M%S"
 # Lambda's clock and S3's differ by less.
@@ -48,6 +49,7 @@ class MachineEvents(NamedTuple):
     """The events that machines left: id, time and message of failures, numbers of boot steps."""
 
     failures: list[tuple[str, float, str]]
+    given_up: list[tuple[str, float, str]]  # of the run, whose head does not say so
     steps: dict[str, int]
 
 
@@ -96,21 +98,21 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
         Bucket=settings.run_bucket, Prefix=prefix
     )
     steps: dict[str, set[str]] = {}
-    newest: dict[str, tuple[float, str]] = {}
+    newest: dict[tuple[str, str], tuple[float, str]] = {}
     for each in (each for page in pages for each in page.get("Contents", [])):
         match = _EVENT_KEY.fullmatch(each["Key"].removeprefix(prefix))
         if match and match["name"].startswith(BOOT_STEP):
             steps.setdefault(match["id"], set()).add(match["name"])
-        if match and match["name"] == MACHINE_FAILED:
-            stored = each["LastModified"].timestamp(), match[0]
+        if match and match["name"] in (MACHINE_FAILED, NOT_MARKED):
+            stored, of = (each["LastModified"].timestamp(), match[0]), (match["name"], match["id"])
             if stored[0] >= since:
-                newest[match["id"]] = max(newest.get(match["id"], stored), stored)
-    failures = []
-    for instance_id, (when, name) in newest.items():
+                newest[of] = max(newest.get(of, stored), stored)
+    told: dict[str, list[tuple[str, float, str]]] = {MACHINE_FAILED: [], NOT_MARKED: []}
+    for (kind, instance_id), (when, name) in newest.items():
         found = _get(settings, EVENTS + name)
         event = json.loads(found["Body"].read()) if found else {}
-        failures.append((instance_id, when, str(event.get("message", ""))))
-    return MachineEvents(failures, {name: len(names) for name, names in steps.items()})
+        told[kind].append((instance_id, when, str(event.get("message", ""))))
+    return MachineEvents(*told.values(), {name: len(names) for name, names in steps.items()})
 
 
 def read_kept(settings: GuardSettings, name: str, kind: type[_K]) -> tuple[_K, str | None]:

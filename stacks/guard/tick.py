@@ -38,6 +38,7 @@ class Tick:
     unkept: list[Callable[[Ledger], None]] = field(default_factory=list)  # changes of this call
     lost: str = ""  # what says that no version of guard.json, or of the budget, can be read
     is_read: bool = True  # whether what the ledger says of earlier calls is known
+    given_up: dict[str, str] = field(default_factory=dict)  # by machines that could not mark it
     budget: Budget | None = None  # this period's, if the run has one and it can be read
     done: list[tuple[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -233,6 +234,7 @@ class Tick:
         if events is None:
             return
         steps = {each: (records.BOOT_STEP, events.steps.get(each, 0)) for each in live}
+        self.given_up = {name: message for name, _, message in events.given_up}
 
         def record(ledger: Ledger) -> None:
             ledger.record_failures(events.failures, self.now)

@@ -71,6 +71,7 @@ class Host:
         self.trainer: Process | None = None
         self.pings: QuietPings | None = None  # of its watchdog
         self.hangs = self.is_stopping = self.is_noticed = False
+        self.told_seconds = math.inf  # how long before its end it had a notice
         self.idles_since = math.inf  # it trains no more
         self.step: int | None = None  # what its trainer has reached
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
@@ -250,10 +251,14 @@ class Host:
                 sleep(60)
 
     def end_as(self, how: str, why: str) -> None:
-        """What service_failed.sh does: the run ends, or this machine."""
+        """What service_failed.sh does: the run ends (give_up.sh), or this machine."""
         if how == "give up":
-            with suppress(StoreError, UserError):
+            self.leave_event("run-given-up", "failed", message=why)
+            try:
                 fail_run(SimulatedStore(self.world, self.machine.id), self.machine.id, why)
+            except (StoreError, UserError):
+                self.leave_event("head-not-marked", "failed", message=why)
+            self.send_once()
             self.fleet_to_zero()
             return
         self.leave_event("machine-failed", "failed", message=why)

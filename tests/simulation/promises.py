@@ -192,11 +192,6 @@ class Promised(World):
     _num_heads: int = 0
 
     def _new_head(self, head: dict[str, Any]) -> None:
-        before = self.bucket.objects[self.prefix + HEAD][-3:-1]
-        if len(before) == 2 and before[0].data and before[1].data is None:
-            is_restored = json.loads(before[0].data)["nonce"] == head["nonce"]
-            # A person took it before there was a commit: another takes the same number.
-            self.facts["begun anew"] += not is_restored and not self.committed_step
         self.named = {each["name"]: each for each in head["checkpoints"]}
         step = max((each["step"] for each in head["checkpoints"]), default=0)
         for name, entry in self.named.items():
@@ -216,8 +211,12 @@ class Promised(World):
             self.tell(f"the run is {head['state']}")
 
     def judge_shutdown(self, machine: Machine, step: int) -> None:
-        """A machine that somebody ends, a deploy, too, saves what it has trained."""
-        has_time = self.plan.answer_seconds < UNIT.stop_timeout_seconds - 30.0
+        """A machine that somebody ends, a deploy, too, saves what it has trained.
+
+        One that had a notice has done by then what that left time for.
+        """
+        told = self.hosts[machine.id].told_seconds
+        has_time = self.plan.answer_seconds < min(told, UNIT.stop_timeout_seconds - 30.0)
         is_excused = machine.id in self.ill or self.was_troubled()
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a shutdown loses no step", f"{step} after {self.committed_step}")
@@ -326,10 +325,8 @@ class Promised(World):
             self.breaks("nothing runs in the end", ", ".join(each.id for each in self.paid))
         if head:
             unguarded = ("within-limits", "nothing-after-the-end") * self.was_unguarded
-            anew = ("one-writer", "generations-in-order", "samples-once")
-            excused = unguarded + anew * bool(self.facts["begun anew"])
             for line in broken_rules(trace_of(self.bucket, self.prefix))[:4]:
-                if not line.startswith(excused):
+                if not line.startswith(unguarded):
                     self.breaks("verify", line)
         self._judge_bill()
         most = self.plan.max_usd * self.limits + self.facts["new version"] * self.account.tick_usd

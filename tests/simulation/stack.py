@@ -96,7 +96,7 @@ class Stack(Promised):
         host = self.hosts[machine.id]
         if host.is_noticed:  # a notice keeps its time
             return
-        host.is_noticed = True
+        host.is_noticed, host.told_seconds = True, seconds
         if host.step is not None and seconds > self.plan.answer_seconds:
             host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:

@@ -30,6 +30,8 @@ PATIENCE = 12 * HOUR
 class Universe(Deployed):
     """A stack to which things happen."""
 
+    heeded: int = 0  # mails of machines that gave the run up
+
     # -- what happens to them
 
     def happen(self, each: Happening) -> None:
@@ -95,7 +97,7 @@ class Universe(Deployed):
 
     def _crash(self, machine: Machine, fault: str = "") -> None:
         host = self.hosts[machine.id]
-        host.fault, host.is_excused = fault, True
+        host.fault, host.is_excused, host.owed = fault, True, 0  # nobody is left to answer a notice
         if host.trainer is not None:
             host.trainer.end(1)
 
@@ -174,6 +176,10 @@ class Universe(Deployed):
         while True:
             sleep(PERSON_SECONDS)
             is_at_zero = self.target == 0 and CLOCK.now > self.away_until
+            given_up = sum("gave the run up" in mail for mail in self.mails)
+            if is_at_zero and given_up > self.heeded and not self.trainer_version:
+                self.heeded = given_up
+                self._act(self._resume)
             if is_at_zero and self.stops and not self.is_at_a_limit:
                 when, reason = self.stops[-1]
                 if "the budget" not in reason or self.account.has_room_since(when):

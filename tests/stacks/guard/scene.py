@@ -49,10 +49,12 @@ class Scene:
         checkpoints = [{"name": name} for name in names]
         self.write("head.json", {"state": state, "checkpoints": checkpoints, **fields})
 
-    def failed(self, instance_id: str, message: str, *, hours_ago: float = 0) -> None:
+    def failed(
+        self, instance_id: str, message: str, *, hours_ago: float = 0, name: str = "machine-failed"
+    ) -> None:
         when = datetime.fromtimestamp(datetime.now(UTC).timestamp() - hours_ago * 3600, UTC)
-        name = f"events/{when:%Y%m%dT%H%M%S.%fZ}-{instance_id}-machine-failed.json"
-        self.write(name, {"name": "machine-failed", "instance_id": instance_id, "message": message})
+        key = f"events/{when:%Y%m%dT%H%M%S.%fZ}-{instance_id}-{name}.json"
+        self.write(key, {"name": name, "instance_id": instance_id, "message": message})
 
     def events(self) -> list[Any]:
         """The Guard's own events, oldest first."""

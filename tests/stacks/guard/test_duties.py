@@ -124,3 +124,19 @@ def test_an_instance_of_another_stack_is_nobodys_business(scene: Scene) -> None:
     scene.tick()
     scene.tick(hours_later=1)
     assert scene.live() == [foreign]
+
+
+def test_a_run_that_a_machine_gave_up_without_marking_it_is_told_once(scene: Scene) -> None:
+    """As an older version, which cannot read the head: the fleet is at zero, and nobody says so."""
+    (machine,) = scene.live()
+    scene.head("released")
+    scene.failed(machine, "head.json has format 6", name="head-not-marked")
+    scene.set_capacity(0)
+    assert scene.tick()["action"] == "none"
+    (mail,) = scene.mails()
+    assert mail.startswith(f"{machine} gave the run up, and could not mark it failed: head.json")
+    assert "Then continue from the last commit: runs resume run-1" in mail
+    scene.set_capacity(1)
+    for later in (0.01, 0.5):
+        scene.tick(hours_later=later)
+    assert scene.capacity() == len(scene.mails()) == 1
