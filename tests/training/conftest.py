@@ -1,5 +1,6 @@
 """A small dataset, both kinds of store, and runs in this process or in a forked one."""
 
+import functools
 import importlib
 import os
 import re
@@ -40,9 +41,13 @@ IMPORTED_ONCE = (
 def _done_once() -> None:
     """It takes a second or two, in each of hundreds of attempts that the tests fork.
 
-    The code's fingerprint, of all of tests/ for the tiny workload, is kept where it is made; and
-    where there is no GPU, torch would look for the driver again with each operation of some runs.
+    The code's fingerprint, of all of tests/ for the tiny workload, is kept where it is made; where
+    there is no GPU, torch would look for the driver again with each operation of some runs; and
+    the parser of a command, which keeps nothing of what it parsed, is made once.
     """
+    commands = importlib.import_module(main.__module__)
+    setattr(commands, "_parser", functools.cache(commands._parser))  # noqa: B010
+    commands._parser("run")
     if torch.cuda.device_count() == 0:
         torch.cuda._cached_device_count = 0
     for name in IMPORTED_ONCE:

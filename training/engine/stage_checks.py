@@ -5,6 +5,7 @@ traceback from torch or JSON far from the wrong line, or train nothing.
 """
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -54,10 +55,11 @@ def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
         return
     for name, member in vars(base).items():
         if inspect.isfunction(member) and (name in base.REQUIRED or not name.startswith("_")):
+            parameters = ", ".join(_parameters(member))
             if name in base.REQUIRED and not implements(thing, member):
-                yield f"{what} has no {name}{_parameters(member)}: {inspect.getdoc(member)}"
+                yield f"{what} has no {name}({parameters}): {inspect.getdoc(member)}"
             elif not _takes(getattr(thing, name), member):
-                yield f"{what}: {name} must take {_parameters(member)}"
+                yield f"{what}: {name} must take ({parameters})"
     for name in base.REQUIRED:
         if not hasattr(thing, name):
             yield f"{what} has no {name}; see training.{base.__name__}"
@@ -66,17 +68,25 @@ def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
 def _takes(method: Any, like: Callable[..., Any]) -> bool:
     if not callable(method):
         return False
-    count = len(inspect.signature(like).parameters) - 1  # without self
+    count = len(_parameters(like))
+    function = getattr(method, "__func__", None)
+    if inspect.isfunction(function):  # which takes the object first
+        return _fits(function, count + 1)
+    return _fits.__wrapped__(method, count)
+
+
+@functools.cache
+def _fits(function: Callable[..., Any], count: int) -> bool:
     try:
-        inspect.signature(method).bind(*range(count))
+        inspect.signature(function).bind(*range(count))
     except (TypeError, ValueError):
         return False
     return True
 
 
-def _parameters(method: Callable[..., Any]) -> str:
-    names = list(inspect.signature(method).parameters)[1:]
-    return f"({', '.join(names)})"
+@functools.cache
+def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(method).parameters)[1:]
 
 
 def checked_start(stage: Train, start: Any) -> Start:
