@@ -195,11 +195,14 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
     source = source and source.resolve()
     known = DEFAULTS.get(name)
     recipe = arguments.recipe or (known.recipe if known else "laptop")
-    described = describe(name, recipe, arguments.overrides.split(), source=source)
-    check_stages(arguments.interrupt or (), tuple(described.stages))
-    defaults = known or own_defaults(described)
-    if source is not None and (arguments.data or not described.makes_data):
-        data = find_data(source, arguments.data)
+    imports_data, defaults = True, known
+    if known is None or arguments.interrupt or arguments.recipe or arguments.overrides:
+        described = describe(name, recipe, arguments.overrides.split(), source=source)
+        check_stages(arguments.interrupt or (), tuple(described.stages))
+        defaults, imports_data = known or own_defaults(described), described.imports_data
+        if source is not None and (arguments.data or not described.makes_data):
+            data = find_data(source, arguments.data)
+    assert defaults is not None
     workload = RehearsedWorkload(
         name=name,
         recipe=recipe,
@@ -209,7 +212,7 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
         source=source,
         data=data,
         data_options=defaults.data,
-        imports_data=described.imports_data,
+        imports_data=imports_data,
     )
     return workload, defaults.interruptions
 

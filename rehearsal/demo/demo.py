@@ -8,15 +8,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from botocore.exceptions import ClientError
 
 from contract.keys import FINAL, HEAD
 from embedded_aws import EventBus
 from rehearsal.demo.actions import Action, RehearsedRun
 from rehearsal.demo.children import Child
-from rehearsal.demo.deployment import DATASET, NOTICE_SECONDS, DeployedStacks
+from rehearsal.demo.deployment import NOTICE_SECONDS, DeployedStacks
 from rehearsal.demo.fleet import POLL_SECONDS, BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.grants import keep
 from rehearsal.demo.receipt import Curves, Rehearsed, loss_curves, make_receipt
@@ -217,11 +220,20 @@ class Demo:
         if making is not None:
             making.expect()
         reference = self.trained.start_reference(stacks, uninterrupted)
+        # The machines' runs follow each other, so their time is the demo's.
+        reference.give_way()
         log.begin(f"DatasetStack, the upload and {stacks.training}")
-        stacks.deploy(assembly, DATASET)
-        stacks.upload(self.trained.dataset)
         stacks.aws.capacity.notice_seconds = self.notice_seconds
-        stacks.deploy(assembly, stacks.training)
+        uploads: list[Child] = []
+
+        def upload() -> None:
+            if not uploads:
+                with suppress(ClientError, KeyError):  # before the bucket exists
+                    uploads.append(stacks.upload(self.trained.dataset))
+
+        stacks.deploy(assembly, stacks.training, meanwhile=upload)
+        upload()
+        uploads[0].expect()
         return reference
 
     def _is_over(self, fleet: Fleet, run: Files) -> bool:

@@ -63,14 +63,14 @@ class DeployedStacks:
         # The environment is explicit, so the app, which the CLI would synthesize, is left out.
         run_cdk(self.children, "cdk bootstrap", "bootstrap", environment, "--app", "")
 
-    def upload(self, name: str) -> None:
-        """Upload the dataset to the deployed bucket, under this name."""
+    def upload(self, name: str) -> Child:
+        """Start uploading the dataset to the deployed bucket, under this name; do not wait."""
         bucket = self.output(DATASET, "DatasetBucketName")
-        self.start_python(
+        return self.start_python(
             "upload",
             *("-m", "training", "data", "upload", str(self.dataset)),
             *("--dataset-uri", f"s3://{bucket}/{name}"),
-        ).expect()
+        )
 
     def synthesize(self, assembly: Path, context: Mapping[str, str]) -> Child:
         """Start synthesizing the app with this context; do not wait."""

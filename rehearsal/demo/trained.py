@@ -231,7 +231,7 @@ def prepare(
     stacks.deploy(assembly, DATASET)
     if making is not None:
         making.expect()
-    stacks.upload(trained.dataset)
+    stacks.upload(trained.dataset).expect()
     stacks.aws.capacity.notice_seconds = notice_seconds
 
 

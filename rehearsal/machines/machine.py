@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class RehearsedMachine:
         """The id of its EC2 instance."""
         return self.metadata.instance.id
 
-    @property
+    @cached_property
     def root(self) -> Path:
         """The path of the machine's / on this host."""
         return self.folder.resolve()

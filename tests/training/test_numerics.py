@@ -1,5 +1,7 @@
 """What is set before any work, and what the numerics key sees of what others have set."""
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -27,6 +29,44 @@ def test_determinism_does_not_fill_memory_that_is_written_to_anyway() -> None:
         return torch.are_deterministic_algorithms_enabled(), fills
 
     assert in_fork(configured) == (True, False)
+
+
+# Growth's experts are the one module of ours that the compiler must leave out.
+UNCOMPILED = """
+import sys
+import torch
+from training.numerics import configure
+from training.workloads.growth.config import ExpertBlock
+from training.workloads.growth.experts import ExpertFeedForward
+
+def trained(kind):
+    torch.manual_seed(0)
+    ffn = ExpertFeedForward(8, ExpertBlock(hidden=16), "gelu")
+    for parameter in ffn.parameters():
+        torch.nn.init.normal_(parameter)
+    optimizer = kind(ffn.parameters(), lr=0.1)
+    for _ in range(3):
+        ffn(torch.ones(4, 8))[0].square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())
+    return [p.detach().clone() for p in ffn.parameters()]
+
+configure(num_threads=1, deterministic=True)
+kinds = torch.optim.AdamW, torch.optim.SGD
+without = [trained(kind) for kind in kinds]
+assert "torch._dynamo" not in sys.modules
+import torch._inductor.config as inductor
+assert inductor.deterministic
+for kind, ours in zip(kinds, without):
+    assert all(map(torch.equal, trained(kind), ours))
+configure(num_threads=1, deterministic=False)
+assert not inductor.deterministic
+"""
+
+
+def test_what_is_not_compiled_needs_no_compiler_and_has_the_same_bits_with_it() -> None:
+    subprocess.run([sys.executable, "-c", UNCOMPILED], check=True)
 
 
 def test_a_lower_precision_of_float32_changes_the_key() -> None:

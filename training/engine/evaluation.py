@@ -5,8 +5,10 @@ written to: derived data is read from it if it trained on the same dataset, and 
 the scratch folder.
 """
 
+import contextlib
 import logging
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,7 +141,8 @@ def _show(
         return
     seed_torch(inputs.device, "show", inputs.seed, stage.name)
     # Compile nothing here: each length of a growing text would get code of its own.
-    uncompiled = torch.compiler.set_stance("force_eager")
+    is_loaded = "torch._dynamo" in sys.modules
+    uncompiled = torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
     with uncompiled, torch.no_grad(), autocast(stage.settings.precision, inputs.device):
         model.use(lambda own: stage.show(own, inputs, parts, out))
 

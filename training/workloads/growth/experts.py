@@ -212,9 +212,11 @@ class ExpertFeedForward(nn.Module):
         self.router = nn.Linear(width, block.num_experts)
         self.experts = _Experts(width, block.hidden, block.num_experts, activation)
 
-    # Otherwise, every new number of an expert's tokens would be compiled separately.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        return _uncompiled(self, x_ND) if torch.compiler.is_compiling() else self.compute(x_ND)
+
+    def compute(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what forward does."""
         # In full precision, because rounding would otherwise decide near ties.
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = self.router(x_ND.to(self.router.weight.dtype))
@@ -227,6 +229,13 @@ class ExpertFeedForward(nn.Module):
         rows_RD = by_expert(self.experts, rows_RD, is_mine_RE, self.products)
         y_ND = _Combine.apply(rows_RD, weights_NK, order_R)
         return y_ND, _shares(logits_NE, is_mine_RE.sum(dim=0))
+
+
+# Otherwise, every new number of an expert's tokens would be compiled separately. The decorator is
+# torch's own: torch.compiler.disable imports the compiler at once, also where nothing is compiled.
+@torch._disable_dynamo
+def _uncompiled(ffn: ExpertFeedForward, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    return ffn.compute(x_ND)
 
 
 class _Experts(nn.Module):

@@ -13,36 +13,31 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from contract.errors import UserError
-from training import Inputs, Samples, in_processes
+from training import Inputs, Progress, Samples, in_processes
 from training.workloads.trajectory.clips import (
     CLASSES,
     CLIP_BYTES,
     CLIP_SHAPE,
+    CLIPS_FILE,
     FRAME_SIZE,
     FUTURE_FRAMES,
     NUM_FRAMES,
     TRACK_BYTES,
     TRACK_SHAPE,
+    TRACKS_FILE,
     Float32s,
     Frames,
     clip_label,
-    render_clip,
-    render_hard_clip,
+    write_chunk,
 )
 
-if TYPE_CHECKING:
-    # It imports torch, for which every process that renders clips would have to wait.
-    from training import Progress
-
-CLIPS_FILE = "clips.u8"
-TRACKS_FILE = "tracks.f32"
 _LABELS_FILE = "labels.json"
 # A class needs a few clips in each split.
 _MIN_COUNT = 5 * len(CLASSES)
@@ -50,10 +45,6 @@ _MIN_COUNT = 5 * len(CLASSES)
 _CHUNK = 32
 
 _SPLITS = 3  # first word of the seed sequence, see clips.py
-
-
-# Renderers by difficulty: clips that a tracker can follow, and clips that only a model can.
-_RENDERERS = MappingProxyType({"easy": render_clip, "hard": render_hard_clip})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +62,7 @@ def make_dataset(
     out: Path,
     count: int,
     seed: int,
-    progress: "Progress",
+    progress: Progress,
     difficulty: str = "easy",
     validation_share: float = 0.1,
     num_workers: int | None = None,
@@ -89,7 +80,7 @@ def make_dataset(
         for first in range(0, count, _CHUNK)
     ]
     done = 0
-    for _, num_clips in in_processes(_write_chunk, chunks, num_workers):
+    for _, num_clips in in_processes(write_chunk, chunks, num_workers):
         done += num_clips
         progress(done, count)
     labels = [clip_label(seed, index) for index in range(count)]
@@ -115,21 +106,6 @@ def write_labels(
         "shape": [count, *CLIP_SHAPE],
         "splits": sizes,
     }
-
-
-def _write_chunk(chunk: tuple[str, str, int, int, int]) -> int:
-    out, difficulty, seed, first, end = chunk
-    with (
-        (Path(out) / CLIPS_FILE).open("r+b") as clips,
-        (Path(out) / TRACKS_FILE).open("r+b") as tracks,
-    ):
-        clips.seek(first * CLIP_BYTES)
-        tracks.seek(first * TRACK_BYTES)
-        for index in range(first, end):
-            frames, track = _RENDERERS[difficulty](seed, index)
-            clips.write(frames.tobytes())
-            tracks.write(track.tobytes())
-    return end - first
 
 
 def stratified_splits(labels: Sequence[int], seed: int, share: float = 0.1) -> dict[str, list[int]]:

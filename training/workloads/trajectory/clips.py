@@ -10,15 +10,20 @@ A tracker of moving pixels cannot follow hard clips. In them, the camera pans, s
 a texture; up to two other balls move like the marked one, which is red with a white core; one or
 two posts stand in front; the light changes. The track is the ball's place in the picture, even when
 it is behind a post.
+
+It imports no torch, for which every process that renders clips would have to wait.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
+CLIPS_FILE = "clips.u8"
+TRACKS_FILE = "tracks.f32"
 NUM_FRAMES = 32
 FRAME_SIZE = 64
 # The second head predicts the position this many frames after the last.
@@ -328,3 +333,22 @@ _PATHS: Mapping[str, _Path] = MappingProxyType(
     }
 )
 CLASSES: tuple[str, ...] = tuple(_PATHS)
+
+# Renderers by difficulty: clips that a tracker can follow, and clips that only a model can.
+_RENDERERS = MappingProxyType({"easy": render_clip, "hard": render_hard_clip})
+
+
+def write_chunk(chunk: tuple[str, str, int, int, int]) -> int:
+    """Render a dataset's clips from `first` to `end` into its files; return their number."""
+    out, difficulty, seed, first, end = chunk
+    with (
+        (Path(out) / CLIPS_FILE).open("r+b") as clips,
+        (Path(out) / TRACKS_FILE).open("r+b") as tracks,
+    ):
+        clips.seek(first * CLIP_BYTES)
+        tracks.seek(first * TRACK_BYTES)
+        for index in range(first, end):
+            frames, track = _RENDERERS[difficulty](seed, index)
+            clips.write(frames.tobytes())
+            tracks.write(track.tobytes())
+    return end - first

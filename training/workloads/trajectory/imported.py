@@ -21,34 +21,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from contract.errors import UserError
 from contract.file_names import composed
 from contract.keys import UNFINISHED
-from training import in_processes
+from training import Progress, in_processes
 from training.durable import FolderOutput, SourceFile, class_names, without_strays
 from training.workloads.trajectory.clip_dataset import (
-    CLIPS_FILE,
-    TRACKS_FILE,
     stratified_splits,
     without_partial_test,
     write_labels,
 )
 from training.workloads.trajectory.clips import (
     CLIP_BYTES,
+    CLIPS_FILE,
     FRAME_SIZE,
     NUM_FRAMES,
     TRACK_SHAPE,
+    TRACKS_FILE,
     Frames,
 )
 from training.workloads.trajectory.config import ClipOptions
-
-if TYPE_CHECKING:
-    # It imports torch.
-    from training import Progress
 
 _VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")
 _ARRAY_SUFFIX = ".npy"
@@ -260,7 +256,7 @@ def import_dataset(
     files: Sequence[SourceFile],
     out: Path,
     seed: int,
-    progress: "Progress",
+    progress: Progress,
     options: ClipOptions | None = None,
 ) -> Mapping[str, Any]:
     """Write the clips of `files` into the folder `out`; return the meta.
@@ -337,7 +333,7 @@ def _facts(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _decode_all(
-    tasks: Sequence[Decoding], out: Path, progress: "Progress"
+    tasks: Sequence[Decoding], out: Path, progress: Progress
 ) -> Sequence[Mapping[str, Any]]:
     """Return each file's outcome, in order; an interrupted import's are not read again."""
     digest = hashlib.sha256()

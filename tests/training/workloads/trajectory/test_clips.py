@@ -12,8 +12,6 @@ import pytest
 from contract.errors import UserError
 from training.workloads.trajectory.clip_dataset import (
     _LABELS_FILE,
-    CLIPS_FILE,
-    TRACKS_FILE,
     make_dataset,
     open_dataset,
     split_failures,
@@ -23,9 +21,11 @@ from training.workloads.trajectory.clips import (
     _PATHS,
     CLASSES,
     CLIP_SHAPE,
+    CLIPS_FILE,
     FUTURE_FRAMES,
     NUM_FRAMES,
     TRACK_SHAPE,
+    TRACKS_FILE,
     _place_path,
     _project,
     _render,

@@ -23,12 +23,10 @@ from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
 from training.workloads.trajectory.clip_dataset import (
     _LABELS_FILE,
-    CLIPS_FILE,
-    TRACKS_FILE,
     open_dataset,
     shard_frames,
 )
-from training.workloads.trajectory.clips import CLASSES
+from training.workloads.trajectory.clips import CLASSES, CLIPS_FILE, TRACKS_FILE
 from training.workloads.trajectory.config import (
     CHANNELS,
     MagvitConfig,
