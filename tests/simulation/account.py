@@ -15,6 +15,7 @@ from contract.keys import BUDGETS, SPOT_HISTORY
 from tests.simulation import pools
 from tests.simulation.bucket import Bucket, GuardService
 from tests.simulation.clock import CLOCK
+from tests.simulation.plan import DAY
 from tests.simulation.versions import is_older
 from tests.stacks.guard import answers
 from tests.stacks.guard.world import HOUR, ON_DEMAND_USD, VOLUME_USD, World, error
@@ -126,9 +127,17 @@ class Account:
 
     def seconds_for(self, usd: float) -> float:
         """Return what waiting for the next periods adds to work that costs so much, at most."""
-        if not self.budget_usd or self.budget_period != "day":
+        if not self.budget_usd:
             return 0.0
+        if self.is_long_until_more(CLOCK.now):
+            return 0.0
+        if self.budget_period == "month":
+            return self.next_period(CLOCK.now) - CLOCK.now + 48 * HOUR
         return 48 * HOUR * (1 + len(self.worlds) + usd / self.budget_usd)
+
+    def is_long_until_more(self, when: float) -> bool:
+        """Whether nobody waits for the next period, from then on."""
+        return self.next_period(when) - when > 4 * DAY
 
     def spent_since(self, when: float) -> float:
         """Return what all runs have cost since then."""

@@ -252,6 +252,12 @@ _OF_OTHERS: Mapping[str, Fault] = {
     "a generation is used again": _text(
         lease_file, "_first_head", "generation=used", "generation=0", "one-writer"
     ),
+    "a run given up in silence": _fault(
+        handler, "DUTIES", _without("tell_given_up"), "within its limits ends"
+    ),
+    "limits forgotten by an older Guard": _text(
+        Ledger, "note_limits", "max(value, billed[name])", "value", "within-limits"
+    ),
     "an older ledger is none": _fault(ledger_file, "_known", _complete),
     "an older head is refused": _fault(head_file, "read_json_record", _newest_only, "for a cause"),
 }  # fmt: skip

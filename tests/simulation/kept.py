@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.simulation.plan import Happening, Kind, Plan
+from tests.simulation.plan import DAY, Happening, Kind, Plan
 from tests.stacks.guard.world import HOUR, MINUTE, Life
 
 _MILD = Plan(
@@ -43,7 +43,7 @@ def _plan(*happenings: Happening, **changes: Any) -> Plan:
     return replace(_MILD, happenings=happenings, **changes)
 
 
-_LOSSES = tuple(_at(3 + 6 * n, "takeback", seconds=120.0) for n in range(8))
+_LOSSES = tuple(_at(3 + 4 * n, "takeback", seconds=120.0) for n in range(12))
 # What happens, and the faults of faults.py that it shows.
 KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "a save at a stage's end that takes 20 minutes": (
@@ -57,8 +57,8 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(**_STREAMED, steps=60, interval="600s"),
         ("a commit before each long step", "a blocking save is due at once"),
     ),
-    "lives of six hours and saves of 20 minutes": (
-        _plan(*_LOSSES, **_LARGE, steps=300),
+    "lives of four hours and saves of 20 minutes": (
+        _plan(*_LOSSES, **_LARGE, steps=500),
         ("auto waits longer than a life",),
     ),
     "a head deleted while a machine boots": (
@@ -90,7 +90,7 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     ),
     "S3 away for a minute as an attempt begins": (
         _plan(_at(0.5, "takeback", seconds=120.0),
-              _at(2290 / HOUR, "s3", how="outage", whose="machines", seconds=55.0)),
+              _at(2283 / HOUR, "s3", how="outage", whose="machines", seconds=55.0)),
         ("S3's trouble outlasts patience",),
     ),
     "answers lost for some minutes": (
@@ -162,6 +162,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
               budget_period="day"),
         ("a run's dollars count in each period",),
     ),
+    "a budget of each month": (
+        _plan(steps=1800, beside=(replace(_MILD, seed=2, steps=1700),), budget_usd=12.0,
+              after_seconds=29 * DAY - 10 * HOUR),
+        ("a run's dollars count in each period",),
+    ),
     "a fleet of another kind": (
         _plan(_at(0.7, "new version", how="kind"), steps=180), ("the fleet's id read once",),
     ),
@@ -185,7 +190,16 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "an older trainer that refuses the newer one's head": (
         _plan(_at(0.6, "new version", how="trainer", seconds=HOUR),
               _at(0.7, "takeback", seconds=120.0)),
-        (),
+        ("a run given up in silence",),
+    ),
+    "a head deleted before the first commit": (
+        _plan(_at(0.15, "head deleted", seconds=4 * HOUR), step_seconds=300.0, steps=12),
+        ("a generation is used again",),
+    ),
+    "a Guard of 0.1.0 after a limit was lowered": (
+        _plan(_at(2.5, "deploy", share=0.5), _at(2.9, "new version", how="guard",
+                                                  seconds=0.5 * HOUR), steps=360, max_hours=4.0),
+        ("limits forgotten by an older Guard",),
     ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest import mock
 
@@ -17,12 +18,13 @@ from tests.simulation.account import Account
 from tests.simulation.clock import CLOCK, Task
 from tests.simulation.machine import place_of
 from tests.simulation.plan import DAY, Plan
-from tests.simulation.promises import BEGIN
 from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import stubbed
 from tests.simulation.versions import versioned
 from tests.simulation.world import PATIENCE, Universe
 from tests.stacks.guard.world import HOUR
+
+BEGIN = datetime(2026, 11, 2, tzinfo=UTC).timestamp()  # 29 days before the month's end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,8 @@ def simulated() -> Iterator[None]:
 def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = False) -> Outcome:
     """Let a plan happen, within `simulated`; return what came of it."""
     began = time.process_time()
-    CLOCK.restart(BEGIN, plan.seed)
+    begin = BEGIN + plan.after_seconds
+    CLOCK.restart(begin, plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=_memory()))
     account = Account(
         budget_usd=plan.budget_usd,
@@ -92,7 +95,7 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
     with mock.patch("boto3.client", lambda *_, **__: account.client()):
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
-            account.live_on(BEGIN + _seconds(account), until_broken=until_broken)
+            account.live_on(begin + _seconds(account), until_broken=until_broken)
             for world in account.worlds:
                 world.judge_end()
             _end_all(account)
@@ -106,7 +109,7 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
         story=tuple(first.story),
         state=first.state_now or "none",
         hours=sum((each.ended or CLOCK.now) - each.launched for each in machines) / HOUR,
-        days=(CLOCK.now - BEGIN) / DAY,
+        days=(CLOCK.now - begin) / DAY,
         cpu_seconds=time.process_time() - began,
         attempts=int(first.head_now.get("generation", 0)),
         facts=sum((world.facts for world in account.worlds), Counter()),

@@ -67,6 +67,7 @@ class Plan:
     beside: tuple["Plan", ...] = ()  # other runs of the account
     budget_usd: float = 0.0  # of all of them together; 0: none
     budget_period: Literal["day", "month"] = "month"
+    after_seconds: float = 0.0  # from the world's begin (life.py) to the life's
     has_pools: bool = False  # two zones, of which Spot leaves one at times
     raises: int = 0  # how often a person deploys with twice the budget, once it is spent
 
@@ -163,7 +164,8 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     What came into the world later has a stream of its own: a seed without it is as it was.
     """
     plan = _with_deploys(random.Random(f"{seed}-deploy"), _one(seed, fleet))
-    return _with_others(random.Random(f"{seed}-beside"), plan)
+    plan = _with_others(random.Random(f"{seed}-beside"), plan)
+    return _at_months_end(random.Random(f"{seed}-month"), plan)
 
 
 def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
@@ -209,6 +211,14 @@ def _with_others(luck: random.Random, plan: Plan) -> Plan:
         raises=luck.choice([0, 1, 3]),
         has_pools=luck.random() < 0.5,
     )
+
+
+def _at_months_end(luck: random.Random, plan: Plan) -> Plan:
+    """Let half of the lives with a month's budget begin in its last days, and go on in the next."""
+    if not plan.budget_usd or plan.budget_period != "month" or luck.random() >= 0.5:
+        return plan
+    longest = max(each.work_seconds for each in (plan, *plan.beside))
+    return replace(plan, after_seconds=29 * DAY - luck.uniform(0.1, 1.2) * longest)
 
 
 _PERIODS: tuple[Literal["day", "month"], ...] = ("day", "month")

@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from tests.stacks.guard.world import (
     World,
 )
 
-BEGIN = datetime(2026, 11, 2, tzinfo=UTC).timestamp()
 CALL_EVERY = 10 * MINUTE
 SILENCE = SETTINGS.heartbeat_timeout_seconds
 
@@ -73,7 +71,7 @@ class Promised(World):
     deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
 
     def __post_init__(self) -> None:
-        self.now = self.began = self.moved = BEGIN
+        self.now = self.began = self.moved = CLOCK.now
         super().__post_init__()
         self.process.supervisor = self
         self.account.worlds.append(self)
@@ -304,7 +302,7 @@ class Promised(World):
         if not self.stops or "max_" in self.stops[-1][1]:
             return bool(self.stops)
         account, (when, reason) = self.account, self.stops[-1]
-        is_for_long = account.budget_period == "month" and not account.raises
+        is_for_long = account.is_long_until_more(when) and not account.raises
         return "the budget" in reason and is_for_long and account.raised < when
 
     @property

@@ -66,15 +66,10 @@ class Universe(Deployed):
             "head deleted": lambda: self._delete_head(each.seconds),
             "deploy": lambda: setattr(self, "limits", self.limits * each.share),
             "budget damaged": self.account.damage,
-            "new version": lambda: self._deploy(each),
+            "new version": lambda: self.deploy(each),
             "s3": lambda: None,
         }
         act[each.what]()
-
-    def _deploy(self, each: Happening) -> None:
-        self.deploy(each)
-        if each.how == "trainer":  # the older one may have refused to go on
-            self._act(self._resume)
 
     def _lose_capacity(self, seconds: float) -> None:
         self.no_capacity_until = CLOCK.now + seconds

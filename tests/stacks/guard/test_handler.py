@@ -368,7 +368,7 @@ def test_machines_words_are_read_once(scene: Scene, monkeypatch: pytest.MonkeyPa
 
     def recorded(settings: GuardSettings, start: float) -> records.MachineEvents:
         since.append(start)
-        return records.MachineEvents([], {})
+        return records.MachineEvents([], [], {})
 
     monkeypatch.setattr(records, "machine_events", recorded)
     scene.tick(hours_later=5)
