@@ -98,6 +98,8 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
     steps: dict[str, set[str]] = {}
     newest: dict[str, tuple[float, str]] = {}
     for each in (each for page in pages for each in page.get("Contents", [])):
+        if BOOT_STEP not in each["Key"] and MACHINE_FAILED not in each["Key"]:
+            continue  # of thousands, few are
         match = _EVENT_KEY.fullmatch(each["Key"].removeprefix(prefix))
         if match and match["name"].startswith(BOOT_STEP):
             steps.setdefault(match["id"], set()).add(match["name"])
