@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 
-from contract.keys import HEAD
+from contract.keys import EVENTS, HEAD
 from tests.simulation.clock import CLOCK, Lock, sleep
 from tests.stacks.guard import answers
 from tests.stacks.guard.world import error
@@ -48,6 +48,7 @@ class Bucket:
     keys: list[str] = field(default_factory=list)
     number: int = 0
     listed: dict[int, dict[str, Any]] = field(default_factory=dict)  # by a version's number
+    events: dict[str, list[Any]] = field(default_factory=dict)  # as listed, until one more comes
     watch: Callable[[str, bytes | None], None] = lambda key, data: None
 
     def found(self, key: str, number: str = "") -> Version | None:
@@ -61,6 +62,7 @@ class Bucket:
         self.number += 1
         now, versions = CLOCK.now, self.objects.get(key)
         version = Version(now, data, self.number, now)
+        self.events.pop(key[: key.rfind("/") + 1], None)
         if versions is None:
             insort(self.keys, key)
             self.objects[key] = [version]
@@ -113,6 +115,9 @@ class Bucket:
     def list_objects_v2(
         self, Bucket: str, Prefix: str, Delimiter: str = "", StartAfter: str = "", **_: Any
     ) -> Any:
+        is_all = not (Delimiter or StartAfter)
+        if is_all and Prefix in self.events:
+            return {"Contents": self.events[Prefix]}
         found, folders = [], dict[str, None]()
         for key, version in self.below(Prefix):
             rest = key[len(Prefix) :]
@@ -120,6 +125,8 @@ class Bucket:
                 folders[Prefix + rest.partition(Delimiter)[0] + Delimiter] = None
             elif key > StartAfter:
                 found.append(self.listed.get(version.number) or self._list(key, version))
+        if is_all and Prefix.endswith(f"/{EVENTS}"):
+            self.events[Prefix] = found
         return {"Contents": found, "CommonPrefixes": [{"Prefix": one} for one in folders]}
 
     def _list(self, key: str, version: Version) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import is_
 from typing import Any
 from unittest import mock
 
@@ -20,8 +21,16 @@ import numpy as np
 
 from contract.keys import HEAD
 from sizing.fallback import decision
+from stacks.guard.ledger import Ledger
 from tests.simulation.clock import CLOCK, Event, sleep
-from training.durable.record.head import CheckpointEntry, Head, new_nonce
+from tests.simulation.versions import is_older
+from training.durable.record.head import (
+    _FORMAT,
+    _WITHOUT_XXH128,
+    CheckpointEntry,
+    Head,
+    new_nonce,
+)
 from training.durable.record.lease import Lease
 
 _SHORTENED = ("training.", "sizing.", "stacks.guard.", "contract.", "tests.simulation.")
@@ -83,7 +92,7 @@ class HeadText:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[tuple[Any, ...], bytes, bytes]] = {}
-        self._entries: dict[str, tuple[CheckpointEntry, str]] = {}
+        self._entries: dict[tuple[str, bool], tuple[CheckpointEntry, str]] = {}
 
     def to_bytes(self, head: Head) -> bytes:
         same = (
@@ -91,7 +100,7 @@ class HeadText:
             head.skipped_steps, head.unverified_by, head.run_id,
         )  # fmt: skip
         last = self._last.get(head.writer)
-        if last is not None and all(a is b for a, b in zip(last[0], same, strict=True)):
+        if last is not None and all(map(is_, last[0], same)):
             middle = f'"nonce": "{head.nonce}",\n "heartbeat": {head.heartbeat}'
             return b"".join((last[1], middle.encode(), last[2]))
         text = self._with_entries(head)
@@ -102,21 +111,51 @@ class HeadText:
     def _with_entries(self, head: Head) -> bytes:
         """Put each checkpoint's text, which stays the same, into that of a head without any."""
         entries = head.checkpoints
-        if not entries or any(file.xxh128 for entry in entries for file in entry.files):
+        if not entries:
             return real_bytes(head)
         bare, mark = real_bytes(_real_replace(head, checkpoints=())), b'"checkpoints": []'
-        listed = ",\n  ".join(map(self._text_of, entries))
+        is_newest = any(file.xxh128 for entry in entries for file in entry.files)
+        if is_newest:
+            bare = bare.replace(b'"format": %d' % _WITHOUT_XXH128, b'"format": %d' % _FORMAT, 1)
+        listed = ",\n  ".join(self._text_of(each, is_newest) for each in entries)
         return bare.replace(mark, f"{mark.decode()[:-1]}\n  {listed}\n ]".encode(), 1)
 
-    def _text_of(self, entry: CheckpointEntry) -> str:
-        known = self._entries.get(entry.name)
+    def _text_of(self, entry: CheckpointEntry, is_newest: bool) -> str:
+        known = self._entries.get((entry.name, is_newest))
         if known is None or known[0] is not entry:
             record = quick_asdict(entry)
-            for file in record["files"]:
+            for file in () if is_newest else record["files"]:
                 del file["xxh128"]
             text = json.dumps(record, indent=1).replace("\n", "\n  ")
-            self._entries[entry.name] = known = entry, text
+            self._entries[entry.name, is_newest] = known = entry, text
         return known[1]
+
+
+class LedgerText:
+    """A ledger's text, from what it was read from while nothing has changed it.
+
+    `update_kept` asks for it right after the reading. Only what the same version wrote is taken.
+    """
+
+    def __init__(self) -> None:
+        self.read, self.write = vars(Ledger)["from_json"].__func__, Ledger.to_json
+        self._written: dict[bytes, bool] = {}
+        self._fresh: tuple[Any, bytes] | None = None
+
+    def from_json(self, kind: type[Ledger], data: bytes) -> Any:
+        ledger = self.read(kind, data)
+        self._fresh = (ledger, data) if self._written.get(data) == is_older() else None
+        return ledger
+
+    def to_json(self, ledger: Ledger) -> bytes:
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None and fresh[0] is ledger:
+            return fresh[1]
+        text = self.write(ledger)
+        if len(self._written) > 100:
+            self._written.clear()
+        self._written[text] = is_older()
+        return bytes(text)
 
 
 def _quick_beat(lease: Any) -> None:
@@ -239,8 +278,11 @@ def quick() -> Iterator[None]:
                     changed.append((module, key, quick_asdict))
                 if value is _real_replace:
                     changed.append((module, key, quick_replace))
-    text = HeadText()
+    text, ledgers = HeadText(), LedgerText()
     patches = [mock.patch.object(*each) for each in changed]
+    read = classmethod(lambda kind, data: ledgers.from_json(kind, data))
+    patches.append(mock.patch.object(Ledger, "from_json", read))
+    patches.append(mock.patch.object(Ledger, "to_json", lambda own: ledgers.to_json(own)))
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
     patches.append(mock.patch.object(decision, "make_table", lru_cache(16)(quick_table)))
