@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Bucket:
     keys: list[str] = field(default_factory=list)
     number: int = 0
     listed: dict[int, dict[str, Any]] = field(default_factory=dict)  # by a version's number
-    events: dict[str, list[Any]] = field(default_factory=dict)  # as listed, until one more comes
+    events: dict[str, list[Any]] = field(default_factory=dict)  # as they are listed
     watch: Callable[[str, bytes | None], None] = lambda key, data: None
 
     def found(self, key: str, number: str = "") -> Version | None:
@@ -62,14 +63,16 @@ class Bucket:
         self.number += 1
         now, versions = CLOCK.now, self.objects.get(key)
         version = Version(now, data, self.number, now)
-        self.events.pop(key[: key.rfind("/") + 1], None)
         if versions is None:
             insort(self.keys, key)
             self.objects[key] = [version]
+            if (events := self.events.get(key[: key.rfind("/") + 1])) is not None:
+                insort(events, self._list(key, version), key=itemgetter("Key"))
         elif _is_heartbeat(key, versions[-1].data, data):
             versions[-1] = version._replace(since=versions[-1].since)  # no rule asks for each
         else:
             versions.append(version)
+            self.events.pop(key[: key.rfind("/") + 1], None)
         self.watch(key, data)
         return f'"{self.number}"'
 
@@ -117,7 +120,7 @@ class Bucket:
     ) -> Any:
         is_all = not (Delimiter or StartAfter)
         if is_all and Prefix in self.events:
-            return {"Contents": self.events[Prefix]}
+            return {"Contents": [*self.events[Prefix]]}
         found, folders = [], dict[str, None]()
         for key, version in self.below(Prefix):
             rest = key[len(Prefix) :]
@@ -126,7 +129,7 @@ class Bucket:
             elif key > StartAfter:
                 found.append(self.listed.get(version.number) or self._list(key, version))
         if is_all and Prefix.endswith(f"/{EVENTS}"):
-            self.events[Prefix] = found
+            self.events[Prefix] = [*found]
         return {"Contents": found, "CommonPrefixes": [{"Prefix": one} for one in folders]}
 
     def _list(self, key: str, version: Version) -> dict[str, Any]:

@@ -60,35 +60,49 @@ class Process:
 class Task:
     """One thread."""
 
-    __slots__ = ("done", "error", "glet", "process", "token")
+    __slots__ = ("act", "done", "error", "glet", "is_over", "process", "token")
 
     def __init__(self, process: Process, act: Callable[[], Any]) -> None:
-        self.process = process
+        self.process, self.act = process, act
         self.token = 0  # of its present wait
-        self.done = Event()
+        self.done, self.is_over = Event(), False
         self.error: BaseException | None = None
-        self.glet = greenlet(lambda: self._run(act), CLOCK.hub)
+        self.glet: greenlet | None = None  # once it begins
         process.tasks[self] = None
 
-    def _run(self, act: Callable[[], Any]) -> None:
+    def run(self) -> None:
         try:
             if not self.process.is_dead:
-                act()
+                self.act()
         except PoweredOffError:
             pass
         except BaseException as error:
             self.error = error
             CLOCK.died(self, error)
         finally:
+            self.is_over = True
             self.process.tasks.pop(self, None)
             self.done.set()
+
+
+def _serve() -> None:
+    """Run one task after the other in a greenlet: a new one costs more than most tasks."""
+    while True:
+        task = CLOCK.task
+        assert task is not None
+        task.run()
+        assert task.glet is not None
+        CLOCK.free.append(task.glet)
+        following = CLOCK.following()
+        (CLOCK.hub if following is None else following.glet).switch()
 
 
 class Clock:
     """The one clock, in seconds since 1970, and what is to happen when."""
 
     def __init__(self) -> None:
-        self.hub = getcurrent()
+        self.hub: Any = getcurrent()
+        self.free: list[greenlet] = []
         self.restart(0.0)
 
     def restart(self, now: float, seed: int = 0) -> None:
@@ -130,24 +144,26 @@ class Clock:
                         self.now = until
                     return
             heappush(queue, (until, next(self.numbers), task, task.token))
-        following = self._following()
+        following = self.following()
         if following is not task:
             (self.hub if following is None else following.glet).switch()
         if process.is_dead:
             raise PoweredOffError
 
-    def _following(self) -> Task | None:
+    def following(self) -> Any:
         """Whose turn it is, and now its; None: nobody's until the limit."""
         queue, limit = self.queue, self.limit
         while queue and queue[0][0] <= limit:
             when, _, task, token = heappop(queue)
-            if token != task.token or task.glet.dead:
+            if token != task.token or task.is_over:
                 continue
             if task.process.paused_until > when:
                 self._push(task.process.paused_until, task, token)
                 continue
             if when > self.now:
                 self.now = when
+            if task.glet is None:
+                task.glet = self.free.pop() if self.free else greenlet(_serve, self.hub)
             self.task = task
             task.token += 1
             return task
@@ -157,8 +173,8 @@ class Clock:
     def run(self, until: float) -> None:
         """Let happen what is due until then; called by nobody's task."""
         self.limit = until
-        while (task := self._following()) is not None:
-            task.glet.switch()  # returns once a task has ended, or none is due
+        while (task := self.following()) is not None:
+            task.glet.switch()  # returns once none is due
         self.now = max(self.now, until)
 
     def pass_by(self, seconds: float) -> None:
