@@ -93,7 +93,7 @@ class HeadText:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[tuple[Any, ...], bytes, bytes]] = {}
-        self._entries: dict[tuple[str, bool], tuple[CheckpointEntry, str]] = {}
+        self._entries: dict[tuple[str, bool], tuple[CheckpointEntry, _Text]] = {}
 
     def to_bytes(self, head: Head) -> bytes:
         same = (
@@ -104,32 +104,48 @@ class HeadText:
         if last is not None and all(map(is_, last[0], same)):
             middle = f'"nonce": "{head.nonce}",\n "heartbeat": {head.heartbeat}'
             return b"".join((last[1], middle.encode(), last[2]))
-        text = self._with_entries(head)
+        text = self._whole(head)
         start, end = text.index(b'"nonce": "'), text.index(b',\n "state"')
         self._last[head.writer] = same, text[:start], text[end:]
         return text
 
-    def _with_entries(self, head: Head) -> bytes:
-        """Put each checkpoint's text, which stays the same, into that of a head without any."""
+    def _whole(self, head: Head) -> bytes:
         entries = head.checkpoints
-        if not entries:
-            return real_bytes(head)
-        bare, mark = real_bytes(_real_replace(head, checkpoints=())), b'"checkpoints": []'
         is_newest = any(file.xxh128 for entry in entries for file in entry.files)
-        if is_newest:
-            bare = bare.replace(b'"format": %d' % _WITHOUT_XXH128, b'"format": %d' % _FORMAT, 1)
-        listed = ",\n  ".join(self._text_of(each, is_newest) for each in entries)
-        return bare.replace(mark, f"{mark.decode()[:-1]}\n  {listed}\n ]".encode(), 1)
+        record = {"format": _FORMAT if is_newest else _WITHOUT_XXH128}
+        record |= {name: getattr(head, name) for name in head.__slots__}
+        record["checkpoints"] = [self._text_of(each, is_newest) for each in entries]
+        return _indented(record).encode()
 
-    def _text_of(self, entry: CheckpointEntry, is_newest: bool) -> str:
+    def _text_of(self, entry: CheckpointEntry, is_newest: bool) -> "_Text":
+        """A checkpoint's text stays the same."""
         known = self._entries.get((entry.name, is_newest))
         if known is None or known[0] is not entry:
             record = quick_asdict(entry)
             for file in () if is_newest else record["files"]:
                 del file["xxh128"]
-            text = json.dumps(record, indent=1).replace("\n", "\n  ")
-            self._entries[entry.name, is_newest] = known = entry, text
+            known = self._entries[entry.name, is_newest] = entry, _Text(_indented(record, "\n  "))
         return known[1]
+
+
+class _Text(str):
+    """JSON that is put in as it is."""
+
+    __slots__ = ()
+
+
+def _indented(value: Any, line: str = "\n") -> str:
+    """Return what json.dumps does with an indent of 1, which it does in Python."""
+    kind = type(value)
+    if kind is _Text:
+        return str(value)
+    if not value or kind not in (dict, list, tuple):
+        return json.dumps(value)
+    inner = f"{line} "
+    if kind is dict:
+        texts = [f"{json.dumps(name)}: {_indented(each, inner)}" for name, each in value.items()]
+        return f"{{{inner}{f',{inner}'.join(texts)}{line}}}"
+    return f"[{inner}{f',{inner}'.join([_indented(each, inner) for each in value])}{line}]"
 
 
 class LedgerText:
