@@ -7,6 +7,7 @@ sizing/spot_history.json. Standard library only: it runs in the Guard's Lambda.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from operator import add, attrgetter
 from typing import TypeAlias
 
 FORMAT = 1
@@ -19,7 +20,7 @@ RECENT_HALF_LIFE_HOURS = 1.0
 MOST_RUNS = 200
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PoolRecord:
     """Hours and ends of machines and of waits as of `at` (seconds since 1970); older ones fade.
 
@@ -34,21 +35,23 @@ class PoolRecord:
     recent: float = 0.0
 
     def __post_init__(self) -> None:
-        if not all(0 <= value < 1e12 for value in asdict(self).values()):
+        if not all(0 <= value < 1e12 for value in _figures(self)):
             raise ValueError(f"figures must be numbers from 0, got {self}")
 
     def as_of(self, at: float) -> "PoolRecord":
         """Return the record as it counts at a later time."""
-        hours = max(0.0, at - self.at) / 3600
-        keep, still = (0.5 ** (hours / each) for each in (HALF_LIFE_HOURS, RECENT_HALF_LIFE_HOURS))
-        faded = {name: value * keep for name, value in asdict(self).items()}
-        return PoolRecord(**faded | {"at": max(at, self.at), "recent": self.recent * still})
+        if at <= self.at:
+            return self
+        hours = (at - self.at) / 3600
+        keep, still = 0.5 ** (hours / HALF_LIFE_HOURS), 0.5 ** (hours / RECENT_HALF_LIFE_HOURS)
+        _, *faded = (value * keep for value in _figures(self))
+        return PoolRecord(at, *faded[:-1], self.recent * still)
 
     def __add__(self, other: "PoolRecord") -> "PoolRecord":
         """Return both as of the later one."""
         at = max(self.at, other.at)
-        one, two = asdict(self.as_of(at)), asdict(other.as_of(at))
-        return PoolRecord(**{name: one[name] + two[name] for name in one} | {"at": at})
+        _, *sums = map(add, _figures(self.as_of(at)), _figures(other.as_of(at)))
+        return PoolRecord(at, *sums)
 
     @property
     def losses_per_hour(self) -> float:
@@ -60,6 +63,7 @@ class PoolRecord:
         return self.as_of(now).recent > 1.0
 
 
+_figures = attrgetter(*PoolRecord.__slots__)
 Pools: TypeAlias = Mapping[str, PoolRecord]  # by name
 
 

@@ -6,7 +6,7 @@ Pure: stacks/guard/records.py keeps it as <run>/guard.json. Times are seconds si
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from types import MappingProxyType
@@ -297,6 +297,6 @@ def _shallow(kept: Any) -> dict[str, Any]:
     return {name: getattr(kept, name) for name in kept.__slots__}
 
 
-def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(kind)}
+def _known(kind: Any, document: dict[str, Any]) -> dict[str, Any]:
+    names = {*kind.__slots__}
     return {name: value for name, value in document.items() if name in names}

@@ -100,6 +100,8 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
     steps: dict[str, set[str]] = {}
     newest: dict[tuple[str, str], tuple[float, str]] = {}
     for each in (each for page in pages for each in page.get("Contents", [])):
+        if not any(name in each["Key"] for name in (BOOT_STEP, MACHINE_FAILED, NOT_MARKED)):
+            continue  # of thousands, few are
         match = _EVENT_KEY.fullmatch(each["Key"].removeprefix(prefix))
         if match and match["name"].startswith(BOOT_STEP):
             steps.setdefault(match["id"], set()).add(match["name"])

@@ -107,10 +107,9 @@ class Account:
                 return part
         return None
 
-    def hear(self, caller: "Universe", operation: str, request: dict[str, Any]) -> None:
+    def hear(self, caller: "Universe", key: str) -> None:
         """A run's parts write below its prefix, or where all runs keep what is theirs together."""
-        key = request.get("Key", "") if operation == "put_object" else ""
-        if not key.startswith((caller.prefix, BUDGETS, SPOT_HISTORY) if key else ""):
+        if not key.startswith((caller.prefix, BUDGETS, SPOT_HISTORY)):
             caller.breaks("a run leaves the others alone", f"writes {key}")
 
     # -- the budget

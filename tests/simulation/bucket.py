@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 
-from contract.keys import HEAD
+from contract.keys import EVENTS, HEAD
 from tests.simulation.clock import CLOCK, Lock, sleep
 from tests.stacks.guard import answers
 from tests.stacks.guard.world import error
@@ -47,6 +49,7 @@ class Bucket:
     keys: list[str] = field(default_factory=list)
     number: int = 0
     listed: dict[int, dict[str, Any]] = field(default_factory=dict)  # by a version's number
+    events: dict[str, list[Any]] = field(default_factory=dict)  # as they are listed
     watch: Callable[[str, bytes | None], None] = lambda key, data: None
 
     def found(self, key: str, number: str = "") -> Version | None:
@@ -63,10 +66,13 @@ class Bucket:
         if versions is None:
             insort(self.keys, key)
             self.objects[key] = [version]
+            if (events := self.events.get(key[: key.rfind("/") + 1])) is not None:
+                insort(events, self._list(key, version), key=itemgetter("Key"))
         elif _is_heartbeat(key, versions[-1].data, data):
             versions[-1] = version._replace(since=versions[-1].since)  # no rule asks for each
         else:
             versions.append(version)
+            self.events.pop(key[: key.rfind("/") + 1], None)
         self.watch(key, data)
         return f'"{self.number}"'
 
@@ -112,6 +118,9 @@ class Bucket:
     def list_objects_v2(
         self, Bucket: str, Prefix: str, Delimiter: str = "", StartAfter: str = "", **_: Any
     ) -> Any:
+        is_all = not (Delimiter or StartAfter)
+        if is_all and Prefix in self.events:
+            return {"Contents": [*self.events[Prefix]]}
         found, folders = [], dict[str, None]()
         for key, version in self.below(Prefix):
             rest = key[len(Prefix) :]
@@ -119,6 +128,8 @@ class Bucket:
                 folders[Prefix + rest.partition(Delimiter)[0] + Delimiter] = None
             elif key > StartAfter:
                 found.append(self.listed.get(version.number) or self._list(key, version))
+        if is_all and Prefix.endswith(f"/{EVENTS}"):
+            self.events[Prefix] = [*found]
         return {"Contents": found, "CommonPrefixes": [{"Prefix": one} for one in folders]}
 
     def _list(self, key: str, version: Version) -> dict[str, Any]:
@@ -172,7 +183,7 @@ class _Caller:
     def call(self, operation: str, act: Callable[[], Any]) -> Any:
         world, luck = self.world, CLOCK.luck
         seconds = luck.lognormvariate(world.plan.latency, 0.5)
-        trouble = world.trouble(self.who)
+        trouble = world.trouble(self.who) if world.troubles else None
         if trouble is not None:
             is_hit = luck.random() < trouble.share
             if trouble.how == "slow":
@@ -209,13 +220,15 @@ class TrainerClient(_Caller):
     meta = SimpleNamespace(events=SimpleNamespace(register=lambda *_: None))
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
-        world = self.world
+        world, is_write = self.world, operation == "put_object"
         act = getattr(world.bucket, operation)
 
         def call(**request: Any) -> Any:
-            world.account.hear(world, operation, request)
-            return self.call(operation, lambda: act(**request))
+            if is_write:
+                world.account.hear(world, request["Key"])
+            return self.call(operation, partial(act, **request))
 
+        self.__dict__[operation] = call
         return call
 
     def transmit(self, seconds: float) -> None:
@@ -260,8 +273,15 @@ class SimulatedStore(S3Store):
         return (
             not world.sees_all
             and self.patience.seconds_left > 2 * longest
-            and world.trouble(self._who) is None
+            and (not world.troubles or world.trouble(self._who) is None)
         )
+
+    def put(self, key: str, data: bytes) -> None:
+        """Without the digest that the simulated S3 does not compare."""
+        if self.is_calm(32.0):
+            self.repeating(key, lambda client: client.put_object(**self._at(key), Body=data))
+        else:
+            super().put(key, data)
 
     def repeating(self, key: str, call: Any, stop: Any = None) -> Any:
         """Without what a request that fails would need, where none can."""
@@ -306,18 +326,21 @@ class GuardService(_Caller):
             if operation in _OF_S3
             else lambda **request: world.account.answer(world, operation, request)
         )
+        is_write = operation == "put_object"
 
         def call(**request: Any) -> Any:
-            world.account.hear(world, operation, request)
+            if is_write:
+                world.account.hear(world, request["Key"])
             for left in reversed(range(TRIES)):
                 try:
-                    return self._once(operation, lambda: act(**request))
+                    return self._once(operation, partial(act, **request))
                 except Exception as failure:
                     if not left or not _passes(failure):
                         raise
                     sleep(CLOCK.luck.uniform(0, 1))
             raise AssertionError
 
+        self.__dict__[operation] = call
         return call
 
     def _once(self, operation: str, act: Callable[[], Any]) -> Any:

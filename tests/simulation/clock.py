@@ -7,7 +7,6 @@ Python's: `time`, `threading`, `datetime`, pools, random bytes. Nothing of the p
 
 import contextlib
 import datetime as real_datetime
-import heapq
 import itertools
 import math
 import random
@@ -19,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,7 @@ from greenlet import getcurrent, greenlet
 
 # Whose modules take their time from here.
 OURS = ("training.", "userdata.")
+_NEVER = math.inf
 
 
 class PoweredOffError(BaseException):
@@ -59,35 +60,49 @@ class Process:
 class Task:
     """One thread."""
 
-    __slots__ = ("done", "error", "glet", "process", "token")
+    __slots__ = ("act", "done", "error", "glet", "is_over", "process", "token")
 
     def __init__(self, process: Process, act: Callable[[], Any]) -> None:
-        self.process = process
+        self.process, self.act = process, act
         self.token = 0  # of its present wait
-        self.done = Event()
+        self.done, self.is_over = Event(), False
         self.error: BaseException | None = None
-        self.glet = greenlet(lambda: self._run(act), CLOCK.hub)
+        self.glet: greenlet | None = None  # once it begins
         process.tasks[self] = None
 
-    def _run(self, act: Callable[[], Any]) -> None:
+    def run(self) -> None:
         try:
             if not self.process.is_dead:
-                act()
+                self.act()
         except PoweredOffError:
             pass
         except BaseException as error:
             self.error = error
             CLOCK.died(self, error)
         finally:
+            self.is_over = True
             self.process.tasks.pop(self, None)
             self.done.set()
+
+
+def _serve() -> None:
+    """Run one task after the other in a greenlet: a new one costs more than most tasks."""
+    while True:
+        task = CLOCK.task
+        assert task is not None
+        task.run()
+        assert task.glet is not None
+        CLOCK.free.append(task.glet)
+        following = CLOCK.following()
+        (CLOCK.hub if following is None else following.glet).switch()
 
 
 class Clock:
     """The one clock, in seconds since 1970, and what is to happen when."""
 
     def __init__(self) -> None:
-        self.hub = getcurrent()
+        self.hub: Any = getcurrent()
+        self.free: list[greenlet] = []
         self.restart(0.0)
 
     def restart(self, now: float, seed: int = 0) -> None:
@@ -96,7 +111,6 @@ class Clock:
         self.numbers = itertools.count()
         self.task: Task | None = None
         self.luck = random.Random(seed)
-        self.num_waits = 0
         self.died: Callable[[Task, BaseException], None] = lambda task, error: None
 
     @property
@@ -110,44 +124,45 @@ class Clock:
         return task
 
     def _push(self, when: float, task: Task, token: int) -> None:
-        heapq.heappush(self.queue, (when, next(self.numbers), task, token))
+        heappush(self.queue, (when, next(self.numbers), task, token))
 
     def wake(self, task: Task, token: int, at: float | None = None) -> None:
         self._push(self.now if at is None else at, task, token)
 
     def block(self, until: float = math.inf) -> None:
         """Let others go on until then, or until somebody wakes this task."""
-        task = self.task
-        assert task is not None
-        if task.process.is_dead:
+        task: Any = self.task
+        process = task.process
+        if process.is_dead:
             raise PoweredOffError
-        self.num_waits += 1
         task.token += 1
-        if until < math.inf:
-            queue, paused = self.queue, task.process.paused_until
-            if until <= self.limit and (not queue or queue[0][0] > until) and paused <= until:
-                if until > self.now:  # and nothing comes before
-                    self.now = until
+        if until < _NEVER:
+            queue = self.queue
+            is_next = not queue or queue[0][0] > until
+            if is_next and process.paused_until <= until <= self.limit:
+                self.now = max(self.now, until)
                 return
-            self._push(until, task, task.token)
-        following = self._following()
+            heappush(queue, (until, next(self.numbers), task, task.token))
+        following = self.following()
         if following is not task:
             (self.hub if following is None else following.glet).switch()
-        if task.process.is_dead:
+        if process.is_dead:
             raise PoweredOffError
 
-    def _following(self) -> Task | None:
+    def following(self) -> Any:
         """Whose turn it is, and now its; None: nobody's until the limit."""
-        queue = self.queue
-        while queue and queue[0][0] <= self.limit:
-            when, _, task, token = heapq.heappop(queue)
-            if token != task.token or task.glet.dead:
+        queue, limit = self.queue, self.limit
+        while queue and queue[0][0] <= limit:
+            when, _, task, token = heappop(queue)
+            if token != task.token or task.is_over:
                 continue
             if task.process.paused_until > when:
                 self._push(task.process.paused_until, task, token)
                 continue
             if when > self.now:
                 self.now = when
+            if task.glet is None:
+                task.glet = self.free.pop() if self.free else greenlet(_serve, self.hub)
             self.task = task
             task.token += 1
             return task
@@ -157,8 +172,8 @@ class Clock:
     def run(self, until: float) -> None:
         """Let happen what is due until then; called by nobody's task."""
         self.limit = until
-        while (task := self._following()) is not None:
-            task.glet.switch()  # returns once a task has ended, or none is due
+        while (task := self.following()) is not None:
+            task.glet.switch()  # returns once none is due
         self.now = max(self.now, until)
 
     def pass_by(self, seconds: float) -> None:
@@ -203,10 +218,15 @@ class _Waiters:
     def _wait(self, until: float) -> None:
         task = CLOCK.task
         assert task is not None
-        self._waiters.append((task, task.token + 1))
+        waiters, waiter = self._waiters, (task, task.token + 1)
+        waiters.append(waiter)
         CLOCK.block(until)
+        if waiters and waiters[-1] is waiter:  # its time is up, and nobody has woken it
+            waiters.pop()
 
     def _wake(self) -> None:
+        if not self._waiters:
+            return
         waiters, self._waiters = self._waiters, []
         for task, token in waiters:
             CLOCK.wake(task, token)
@@ -228,9 +248,8 @@ class Event(_Waiters):
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        until = math.inf if timeout is None else CLOCK.now + max(0.0, timeout)
         if not self._is_set:
-            self._wait(until)
+            self._wait(math.inf if timeout is None else CLOCK.now + max(0.0, timeout))
         return self._is_set
 
 
@@ -242,11 +261,12 @@ class Lock(_Waiters):
         self._is_reentrant = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        until = math.inf if timeout < 0 else CLOCK.now + timeout
-        while self._depth and not (self._is_reentrant and self._holder is CLOCK.task):
-            if not blocking or CLOCK.now >= until:
-                return False
-            self._wait(until)
+        if self._depth and not (self._is_reentrant and self._holder is CLOCK.task):
+            until = math.inf if timeout < 0 else CLOCK.now + timeout
+            while self._depth:
+                if not blocking or CLOCK.now >= until:
+                    return False
+                self._wait(until)
         self._holder, self._depth = CLOCK.task, self._depth + 1
         return True
 
@@ -259,8 +279,7 @@ class Lock(_Waiters):
     def locked(self) -> bool:
         return self._depth > 0
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -376,7 +395,7 @@ def wall() -> float:
 
 
 def sleep(seconds: float) -> None:
-    CLOCK.block(CLOCK.now + max(0.0, seconds))
+    CLOCK.block(CLOCK.now + seconds if seconds > 0 else CLOCK.now)
 
 
 _TIME = SimpleNamespace(monotonic=lambda: CLOCK.now, time=wall, sleep=sleep)

@@ -35,15 +35,10 @@ class FormerFleet(World):
 
     @property
     def live(self) -> list[Machine]:
-        return [each for each in self.stack.paid if _fleet_of(each) == self.id]
+        return [each for each in self.stack.paid if self.stack.fleets[each.id] == self.id]
 
     def end(self, machine: Machine, why: str, *, saves: bool = False) -> None:
         self.stack.end(machine, why, saves=saves)
-
-
-def _fleet_of(machine: Machine) -> str:
-    tags = (value for name, value in machine.tags.items() if name.startswith("aws:"))
-    return next(tags, "").removesuffix(ON_DEMAND_GROUP)
 
 
 @dataclass(kw_only=True)
@@ -64,8 +59,8 @@ class Deployed(Stack):
 
     @property
     def live(self) -> list[Machine]:
-        own = self.fleet_id
-        return [each for each in self.paid if _fleet_of(each) == own]
+        own, fleets = self.fleet_id, self.fleets
+        return [m for m in self.machines if m.ended is None and fleets[m.id] == own]
 
     def part(self, name: str) -> World | None:
         """Return the fleet that a name is of, or whose machine it is; None: not the stack's."""

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,14 @@ class Promised(World):
         self.account.worlds.append(self)
         self.story = self.account.worlds[0].story
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         return self.prefix.split("/")[1]
 
     @property
     def paid(self) -> list[Machine]:
         """The machines that cost something now, of whichever fleet."""
-        return [each for each in self.machines if each.is_live]
+        return [each for each in self.machines if each.ended is None]
 
     @property
     def has_pools(self) -> bool:
@@ -95,7 +96,7 @@ class Promised(World):
     def bucket(self) -> Bucket:
         return self.account.bucket
 
-    @property
+    @cached_property
     def stack_name(self) -> str:
         number = self.run_id.removeprefix("run-")
         return "TrainingStack" if number == "1" else f"Training-{number}"
@@ -226,22 +227,28 @@ class Promised(World):
         self.crowded = self.crowded + seconds if len(live) > 1 and not self.was_unguarded else 0.0
         if self.crowded > 2 * HOUR:
             self.breaks("one machine is enough", f"{len(live)} for two hours")
-        # What came since the last commit has booted, which is no fault.
-        boots = self.plan.life.ready * sum(m.launched > self.moved for m in self.machines)
-        if self.idle > DAY + boots + self.plan.work_seconds / self.plan.steps * 2:
+        if self.idle > DAY and self.idle > self._most_idle:
             self.breaks("no livelock", "a day of machines without a commit")
             self.idle = 0.0
+        if not live:
+            return
         ended = max(self.ended_at, self.deployed_at)
         if (
-            live
-            and self.ended_at
+            self.ended_at
             and CLOCK.now - max(ended, self.guard_off_until, self._guard_blind_until) > HOUR
         ):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
-        since = max(self.guard_off_until, self._guard_blind_until)
         for one in live:
-            if CLOCK.now - max(self.hosts[one.id].idles_since, since) > HOUR:
+            idles = self.hosts[one.id].idles_since
+            since = max(idles, self.guard_off_until)
+            if CLOCK.now - since > HOUR and CLOCK.now - max(since, self._guard_blind_until) > HOUR:
                 self.breaks("no machine is paid for nothing", f"{one.id} has nothing to do")
+
+    @property
+    def _most_idle(self) -> float:
+        """What came since the last commit has booted, which is no fault."""
+        boots = self.plan.life.ready * sum(m.launched > self.moved for m in self.machines)
+        return DAY + boots + self.plan.work_seconds / self.plan.steps * 2
 
     @property
     def _guard_blind_until(self) -> float:

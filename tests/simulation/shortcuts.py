@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import is_
 from typing import Any
 from unittest import mock
 
@@ -20,8 +21,16 @@ import numpy as np
 
 from contract.keys import HEAD
 from sizing.fallback import decision
+from stacks.guard.ledger import Ledger
 from tests.simulation.clock import CLOCK, Event, sleep
-from training.durable.record.head import CheckpointEntry, Head, new_nonce
+from tests.simulation.versions import is_older
+from training.durable.record.head import (
+    _FORMAT,
+    _WITHOUT_XXH128,
+    CheckpointEntry,
+    Head,
+    new_nonce,
+)
 from training.durable.record.lease import Lease
 
 _SHORTENED = ("training.", "sizing.", "stacks.guard.", "contract.", "tests.simulation.")
@@ -30,6 +39,7 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 _SLOTS: dict[type, dict[str, Any]] = {}
 _real_asdict, _real_replace = dataclasses.asdict, dataclasses.replace
 real_table, real_bytes, _real_beat = decision.make_table, Head.to_bytes, Lease.beat
+_HEARTBEAT, _NONCE = vars(Head)["heartbeat"], vars(Head)["nonce"]
 
 
 def quick_asdict(record: Any) -> dict[str, Any]:
@@ -83,7 +93,7 @@ class HeadText:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[tuple[Any, ...], bytes, bytes]] = {}
-        self._entries: dict[str, tuple[CheckpointEntry, str]] = {}
+        self._entries: dict[tuple[str, bool], tuple[CheckpointEntry, _Text]] = {}
 
     def to_bytes(self, head: Head) -> bytes:
         same = (
@@ -91,32 +101,78 @@ class HeadText:
             head.skipped_steps, head.unverified_by, head.run_id,
         )  # fmt: skip
         last = self._last.get(head.writer)
-        if last is not None and all(a is b for a, b in zip(last[0], same, strict=True)):
+        if last is not None and all(map(is_, last[0], same)):
             middle = f'"nonce": "{head.nonce}",\n "heartbeat": {head.heartbeat}'
             return b"".join((last[1], middle.encode(), last[2]))
-        text = self._with_entries(head)
+        text = self._whole(head)
         start, end = text.index(b'"nonce": "'), text.index(b',\n "state"')
         self._last[head.writer] = same, text[:start], text[end:]
         return text
 
-    def _with_entries(self, head: Head) -> bytes:
-        """Put each checkpoint's text, which stays the same, into that of a head without any."""
+    def _whole(self, head: Head) -> bytes:
         entries = head.checkpoints
-        if not entries or any(file.xxh128 for entry in entries for file in entry.files):
-            return real_bytes(head)
-        bare, mark = real_bytes(_real_replace(head, checkpoints=())), b'"checkpoints": []'
-        listed = ",\n  ".join(map(self._text_of, entries))
-        return bare.replace(mark, f"{mark.decode()[:-1]}\n  {listed}\n ]".encode(), 1)
+        is_newest = any(file.xxh128 for entry in entries for file in entry.files)
+        record = {"format": _FORMAT if is_newest else _WITHOUT_XXH128}
+        record |= {name: getattr(head, name) for name in head.__slots__}
+        record["checkpoints"] = [self._text_of(each, is_newest) for each in entries]
+        return _indented(record).encode()
 
-    def _text_of(self, entry: CheckpointEntry) -> str:
-        known = self._entries.get(entry.name)
+    def _text_of(self, entry: CheckpointEntry, is_newest: bool) -> "_Text":
+        """A checkpoint's text stays the same."""
+        known = self._entries.get((entry.name, is_newest))
         if known is None or known[0] is not entry:
             record = quick_asdict(entry)
-            for file in record["files"]:
+            for file in () if is_newest else record["files"]:
                 del file["xxh128"]
-            text = json.dumps(record, indent=1).replace("\n", "\n  ")
-            self._entries[entry.name] = known = entry, text
+            known = self._entries[entry.name, is_newest] = entry, _Text(_indented(record, "\n  "))
         return known[1]
+
+
+class _Text(str):
+    """JSON that is put in as it is."""
+
+    __slots__ = ()
+
+
+def _indented(value: Any, line: str = "\n") -> str:
+    """Return what json.dumps does with an indent of 1, which it does in Python."""
+    kind = type(value)
+    if kind is _Text:
+        return str(value)
+    if not value or kind not in (dict, list, tuple):
+        return json.dumps(value)
+    inner = f"{line} "
+    if kind is dict:
+        texts = [f"{json.dumps(name)}: {_indented(each, inner)}" for name, each in value.items()]
+        return f"{{{inner}{f',{inner}'.join(texts)}{line}}}"
+    return f"[{inner}{f',{inner}'.join([_indented(each, inner) for each in value])}{line}]"
+
+
+class LedgerText:
+    """A ledger's text, from what it was read from while nothing has changed it.
+
+    `update_kept` asks for it right after the reading. Only what the same version wrote is taken.
+    """
+
+    def __init__(self) -> None:
+        self.read, self.write = vars(Ledger)["from_json"].__func__, Ledger.to_json
+        self._written: dict[bytes, bool] = {}
+        self._fresh: tuple[Any, bytes] | None = None
+
+    def from_json(self, kind: type[Ledger], data: bytes) -> Any:
+        ledger = self.read(kind, data)
+        self._fresh = (ledger, data) if self._written.get(data) == is_older() else None
+        return ledger
+
+    def to_json(self, ledger: Ledger) -> bytes:
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None and fresh[0] is ledger:
+            return fresh[1]
+        text = self.write(ledger)
+        if len(self._written) > 100:
+            self._written.clear()
+        self._written[text] = is_older()
+        return bytes(text)
 
 
 def _quick_beat(lease: Any) -> None:
@@ -142,13 +198,19 @@ def _quick_beat(lease: Any) -> None:
     if lease._etag != f'"{versions[-1].number}"' or versions[-1].data is None:
         _real_beat(lease)
         return
-    after = quick_replace(head, heartbeat=head.heartbeat + 1, nonce=new_nonce())
-    seconds = CLOCK.luck.lognormvariate(plan.latency, 0.5)
-    wait = sleep if seconds > most else CLOCK.pass_by
-    wait(seconds / 2)
-    lease._etag = bucket.renew(key, after.to_bytes())
-    wait(seconds / 2)
-    lease._head = after
+    nonce, seconds = new_nonce(), CLOCK.luck.lognormvariate(plan.latency, 0.5)
+    if seconds <= most:  # no copy of the head: nobody sees it before its answer has come
+        _HEARTBEAT.__set__(head, head.heartbeat + 1)
+        _NONCE.__set__(head, nonce)
+        CLOCK.pass_by(seconds / 2)
+        lease._etag = bucket.renew(key, head.to_bytes())
+        CLOCK.pass_by(seconds / 2)
+    else:
+        after = quick_replace(head, heartbeat=head.heartbeat + 1, nonce=nonce)
+        sleep(seconds / 2)
+        lease._etag = bucket.renew(key, after.to_bytes())
+        sleep(seconds / 2)
+        lease._head = after
     store.patience.is_reached = True
 
 
@@ -239,8 +301,11 @@ def quick() -> Iterator[None]:
                     changed.append((module, key, quick_asdict))
                 if value is _real_replace:
                     changed.append((module, key, quick_replace))
-    text = HeadText()
+    text, ledgers = HeadText(), LedgerText()
     patches = [mock.patch.object(*each) for each in changed]
+    read = classmethod(lambda kind, data: ledgers.from_json(kind, data))
+    patches.append(mock.patch.object(Ledger, "from_json", read))
+    patches.append(mock.patch.object(Ledger, "to_json", lambda own: ledgers.to_json(own)))
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
     patches.append(mock.patch.object(decision, "make_table", lru_cache(16)(quick_table)))

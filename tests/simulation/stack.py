@@ -5,7 +5,7 @@ its machines run, its objects lie in a bucket with troubles, and the Guard's cal
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -29,9 +29,17 @@ CALL_LIMIT, CALL_RETRIES = 180.0, (60.0, 120.0)
 _BUGS = ("TypeError", "KeyError", "AttributeError", "IndexError", "AssertionError", "NameError")
 
 
+def fleet_of(machine: Machine) -> str:
+    """Return the fleet that a machine's tags name."""
+    tags = (value for name, value in machine.tags.items() if name.startswith("aws:"))
+    return next(tags, "").removesuffix(ON_DEMAND_GROUP)
+
+
 @dataclass(kw_only=True)
 class Stack(Promised):
     """A world whose machines run the project's code, and whose Guard is called."""
+
+    fleets: dict[str, str] = field(default_factory=dict)  # of machines
 
     @property
     def fleet_id(self) -> str:
@@ -57,6 +65,7 @@ class Stack(Promised):
             if tag.startswith("aws:"):
                 own = FLEETS[self.kind][0]
                 machine.tags[tag] = fleet.replace(own, self.fleet_id)
+        self.fleets[machine.id] = fleet_of(machine)
         self.tell(f"{machine.id[-4:]} starts on {market}")
         if self.has_pools:
             self.zones[machine.id] = CLOCK.luck.choice(open_pools(self, market))
@@ -114,16 +123,19 @@ class Stack(Promised):
             wanted: dict[Market, int] = {
                 "on-demand": self.on_demand, "spot": self.target - self.on_demand
             }  # fmt: skip
+            live = self.live
             for market, count in wanted.items():
-                have = [m for m in self.live if m.ends is None and m.market == market]
-                is_there = self.has_capacity or market == "on-demand"
-                is_there &= not self.has_pools or bool(open_pools(self, market))
-                if self.is_cancelled or len(have) >= count or not is_there:
+                have = [m for m in live if m.ends is None and m.market == market]
+                if self.is_cancelled or len(have) >= count or not self._has_room(market):
                     missing.pop(market, None)
                 elif CLOCK.now - missing.setdefault(market, CLOCK.now) >= self.plan.slow_seconds:
                     del missing[market]
                     self.launch(market)
             self._judge(20.0)
+
+    def _has_room(self, market: Market) -> bool:
+        is_there = self.has_capacity or market == "on-demand"
+        return is_there and (not self.has_pools or bool(open_pools(self, market)))
 
     # -- the Guard, its schedule and its events
 
