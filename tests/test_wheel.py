@@ -1,6 +1,6 @@
 """The wheel of the stacks, as another CDK app imports it: the same bundle, its network and tags.
 
-The slow tests deploy that app, and run the review's action in its repository.
+Others deploy that app, and run the review's action in its repository.
 """
 
 import json
@@ -61,6 +61,7 @@ def synthesize(app: Path, packages: Path, out: Path) -> dict[str, Any]:
     } | {"assets": sorted(path.name for path in (out / "cdk.out").glob("asset.*"))}
 
 
+@pytest.mark.slow
 def test_another_app_deploys_the_stack_in_its_own_network_with_its_tags(
     wheel: Path, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ MOST_OF_ANOTHER_TORCH = 0.005
 WORK = ("kernels", "moved_bytes", "optimizer_kernels", "optimizer_moved_bytes")
 
 
-@pytest.mark.parametrize("name", ["growth", "imagenet", "trajectory"])
+@pytest.mark.parametrize("name", ["imagenet"])
 def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
     """Laptop recipes at their own micro-batch, everything with the marker slow."""
     rows = in_fork(lambda: list(_measured(name, "laptop", {}, factors=(1,))))
