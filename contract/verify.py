@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from operator import mul
 
 from contract.keys import CHECKPOINT_NAME, checkpoint_prefix
 from contract.lineage import Line, newest_by_step
@@ -196,7 +197,7 @@ def _billed_by(when: float, attempts: Sequence[tuple[Line, float]]) -> float:
     """Return what machines had been billed by then, each evenly over its life."""
     lives = [(each["launched"], max(1.0, each["seen"] - each["launched"])) for each, _ in attempts]
     shares = [min(1.0, max(0.0, when - launched) / life) for launched, life in lives]
-    return sum(share * billed for share, (_, billed) in zip(shares, attempts, strict=True))
+    return float(sum(map(mul, shares, (billed for _, billed in attempts))))
 
 
 def _end(trace: RunTrace, lacks: list[str]) -> Iterator[str]:

@@ -34,7 +34,8 @@ def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> 
     # use_deterministic_algorithms would import it, to set what the environment below does; if it is
     # there already, that is set here.
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
-    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+    inductor: Any = sys.modules.get("torch._inductor.config")
+    if inductor is not None:
         inductor.deterministic = deterministic
     # Filling would make reads of uninitialized memory repeatable, at the price of writing all
     # memory twice. `check` and `torture` find such reads: two equal runs would differ.

@@ -45,7 +45,7 @@ class PoolRecord:
         hours = (at - self.at) / 3600
         keep, still = 0.5 ** (hours / HALF_LIFE_HOURS), 0.5 ** (hours / RECENT_HALF_LIFE_HOURS)
         _, *faded = (value * keep for value in _figures(self))
-        return PoolRecord(at, *faded[:-1], self.recent * still)
+        return PoolRecord(*(at, *faded[:-1], self.recent * still))
 
     def __add__(self, other: "PoolRecord") -> "PoolRecord":
         """Return both as of the later one."""

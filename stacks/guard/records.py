@@ -114,7 +114,8 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
         found = _get(settings, EVENTS + name)
         event = json.loads(found["Body"].read()) if found else {}
         told[kind].append((instance_id, when, str(event.get("message", ""))))
-    return MachineEvents(*told.values(), {name: len(names) for name, names in steps.items()})
+    counts = {name: len(names) for name, names in steps.items()}
+    return MachineEvents(told[MACHINE_FAILED], told[NOT_MARKED], counts)
 
 
 def read_kept(settings: GuardSettings, name: str, kind: type[_K]) -> tuple[_K, str | None]:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from training.workloads.growth.config import Activation, ExpertBlock, ModelConfig
 
@@ -233,7 +234,7 @@ class ExpertFeedForward(nn.Module):
 
 # Otherwise, every new number of an expert's tokens would be compiled separately. The decorator is
 # torch's own: torch.compiler.disable imports the compiler at once, also where nothing is compiled.
-@torch._disable_dynamo
+@_disable_dynamo
 def _uncompiled(ffn: ExpertFeedForward, x_ND: Tensor) -> tuple[Tensor, Tensor]:
     return ffn.compute(x_ND)
 
