@@ -116,11 +116,13 @@ class Ledger:
         instances: Iterable[StackInstance],
         now: float,
         spot_prices: SpotPrices = MappingProxyType({}),
+        heard: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Bring the attempts up to date with what EC2 says about the run's instances.
 
         `spot_prices` are those of the last day. Where one is unknown, the machine's last one
-        counts, or else the on-demand list price, which Spot never exceeds.
+        counts, or else the on-demand list price, which Spot never exceeds. `heard` says when a
+        machine last wrote the head.
         """
         before, day = self.billed_usd(), datetime.fromtimestamp(now, UTC).date().isoformat()
         found = {instance.id: instance for instance in instances}
@@ -141,7 +143,9 @@ class Ledger:
             if not attempt.usd_per_hour and attempt.hours:  # format 1 had no prices
                 attempt.usd = attempt.hours * settings.usd_per_hour(attempt.size, ON_DEMAND)
             # Without a time of EC2's, the end counts from when it is first seen.
-            until = min(now, one.ended or now) if one is not None else now
+            until = min(now, one.ended) if one is not None and one.ended else now
+            if one is None:
+                until = self.may_run_until(instance_id, settings, now, heard)
             if attempt.is_live:
                 # EC2 has forgotten it since the last call that could keep anything: why it ended
                 # is not known, so it is held against nobody.
@@ -156,6 +160,18 @@ class Ledger:
             attempt.is_live = one is not None and one.is_live
         if more_usd := self.billed_usd() - before:
             self.by_day[day] = self.by_day.get(day, 0.0) + more_usd
+
+    def may_run_until(
+        self, name: str, settings: GuardSettings, now: float, heard: Mapping[str, float]
+    ) -> float:
+        """Return until when a machine may have run of which EC2 says nothing.
+
+        After a time in which no call looked, its stack was gone or another run's: what was heard of
+        it counts.
+        """
+        seen = self.attempts[name].seen
+        last = max(seen, heard.get(name, 0.0)) + settings.tick_seconds
+        return min(now, last) if seen < self.blind_until else now
 
     def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:
         """Note which machines have got further than ever since an earlier call.

@@ -70,7 +70,9 @@ def _too_dear(tick: Tick) -> Reason | None:
     settings, ledger = tick.settings, tick.ledger
     # What ran at the last look runs on, as far as is known, while EC2 says nothing of it.
     ran = [
-        (each, (tick.now - each.seen) / 3600) for each in ledger.attempts.values() if each.is_live
+        (each, (ledger.may_run_until(name, settings, tick.now, tick.heard) - each.seen) / 3600)
+        for name, each in ledger.attempts.items()
+        if each.is_live
     ]
     hours = ledger.billed_hours() + sum(more for _, more in ran)
     usd = ledger.billed_usd() + sum(more * each.usd_per_hour for each, more in ran)

@@ -103,6 +103,12 @@ class Tick:
         """When the head was written; of one that was deleted, when a call last saw it."""
         return self.head_written or self.ledger.head_seen
 
+    @property
+    def heard(self) -> dict[str, float]:
+        """When the lease's holder last wrote the head; a person may change one without a holder."""
+        head = self.head or {}
+        return {str(head.get("writer")): self.head_written} if head.get("state") == "running" else {}
+
     def live(self) -> list[StackInstance]:
         """Return the stack's instances that run, of any run."""
         return [each for each in self.instances or () if each.is_live]
@@ -206,6 +212,8 @@ class Tick:
 
         def observe(ledger: Ledger) -> None:
             ledger.note_limits(self.settings)
+            if self.head is not None:
+                ledger.note_look(self.now, self.settings.heartbeat_timeout_seconds)
             if self.instances is not None:
                 # One that ends with its fleet at zero is not at fault: a group says no more of it.
                 ledger.take_back(
@@ -215,7 +223,7 @@ class Tick:
                     and each.id in ledger.attempts
                     and ledger.attempts[each.id].is_live
                 )
-                ledger.observe(self.settings, own, self.now, prices)
+                ledger.observe(self.settings, own, self.now, prices, self.heard)
                 ledger.note_progress(done, self.now)
                 ledger.unwanted = {
                     each: ledger.unwanted.get(each, self.now) for each in self.unwanted()
@@ -223,8 +231,6 @@ class Tick:
             ledger.observe_fleets(self.capacity, self.fleet_id, self.now)
             ledger.committed = max(committed, ledger.committed)
             ledger.head_seen = self.now if head else ledger.head_seen
-            if self.head is not None:
-                ledger.note_look(self.now, self.settings.heartbeat_timeout_seconds)
             if head.get("state") in DONE_STATES and ledger.barren_attempts():
                 ledger.stopped = self.now  # a reopened run begins a new series
 

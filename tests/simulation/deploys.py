@@ -6,6 +6,7 @@ sizes again. A run keeps the bundle that it began with, so its trainer is anothe
 person starts it with another version.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,7 +75,10 @@ class Deployed(Stack):
 
     def deploy(self, each: Happening) -> None:
         """Deploy what is new, as CloudFormation does it."""
+        if self.is_away:
+            return
         act: dict[str, Callable[[], Any]] = {
+            "other run": lambda: self._other_run(each.seconds),
             "template": self._new_template,
             "template in place": self._update_in_place,
             "kind": self._new_kind,
@@ -131,6 +135,26 @@ class Deployed(Stack):
         self.deployed_at = CLOCK.now
         sleep(10 * MINUTE)
         self.former.remove(former)
+
+    def _other_run(self, seconds: float) -> None:
+        """Give the stack another run_id, and later this run's again: nobody looks in between."""
+        if self.former:
+            return
+        self.is_away, self.away_until, self.is_cancelled = True, math.inf, True
+        self.target, self.on_demand = 0, 0
+        self.deleted = {"spot", "on-demand"} if self.kind == "asg" else set()
+        self.facts["other run"] += 1
+        for machine in self.live:
+            self.end(machine, USERS, saves=True)
+        sleep(seconds)
+        self.is_away = False
+        sleep(CLOCK.luck.uniform(5, MINUTE))  # the Guard is deployed before the fleet
+        self.replaced += self.kind == "spot"
+        self.is_cancelled, self.deleted, self.offered = False, set(), tuple(ZONES)
+        self.target = int(self.kind == "spot")
+        self.sizes = {} if self.target else {"spot": (0, NEW_GROUP), "on-demand": (0, 1)}
+        self.parameter, self.deployed_at, self.away_until = self.fleet_id, CLOCK.now, 0.0
+        self.tell("this run's deploy again")
 
     def _other_guard(self, seconds: float) -> None:
         """Roll the Guard back, and deploy the newer version again later."""

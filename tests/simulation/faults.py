@@ -252,6 +252,9 @@ _OF_OTHERS: Mapping[str, Fault] = {
     "a generation is used again": _text(
         lease_file, "_first_head", "generation=used", "generation=0", "one-writer"
     ),
+    "what ended while nobody looked is billed for ever": _fault(
+        Ledger, "may_run_until", lambda own, name, settings, now, heard: now, "stopped"
+    ),
     "a run given up in silence": _fault(
         handler, "DUTIES", _without("tell_given_up"), "within its limits ends"
     ),

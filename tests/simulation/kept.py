@@ -167,6 +167,10 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
               after_seconds=29 * DAY - 10 * HOUR),
         ("a run's dollars count in each period",),
     ),
+    "three days with another run's deploy": (
+        _plan(_at(0.7, "new version", how="other run", seconds=3 * DAY), steps=180, max_hours=24.0),
+        ("what ended while nobody looked is billed for ever",),
+    ),
     "a fleet of another kind": (
         _plan(_at(0.7, "new version", how="kind"), steps=180), ("the fleet's id read once",),
     ),

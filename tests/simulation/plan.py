@@ -165,7 +165,8 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     """
     plan = _with_deploys(random.Random(f"{seed}-deploy"), _one(seed, fleet))
     plan = _with_others(random.Random(f"{seed}-beside"), plan)
-    return _at_months_end(random.Random(f"{seed}-month"), plan)
+    plan = _at_months_end(random.Random(f"{seed}-month"), plan)
+    return _with_other_run(random.Random(f"{seed}-other-run"), plan)
 
 
 def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
@@ -211,6 +212,16 @@ def _with_others(luck: random.Random, plan: Plan) -> Plan:
         raises=luck.choice([0, 1, 3]),
         has_pools=luck.random() < 0.5,
     )
+
+
+def _with_other_run(luck: random.Random, plan: Plan) -> Plan:
+    """Deploy another run_id in a tenth of the lives, and after minutes or days this run's again."""
+    if luck.random() >= 0.1:
+        return plan
+    at, seconds = luck.uniform(0, 1.2 * plan.work_seconds), _log(luck, 10 * MINUTE, 5 * DAY)
+    other = Happening(at=at, what="new version", how="other run", seconds=seconds)
+    happenings = sorted([*plan.happenings, other], key=lambda each: each.at)
+    return replace(plan, happenings=tuple(happenings))
 
 
 def _at_months_end(luck: random.Random, plan: Plan) -> Plan:

@@ -163,6 +163,8 @@ class Stack(Promised):
                 CLOCK.start(world.process, call, at=CLOCK.now + delay)
 
     def called(self, event: dict[str, Any], retry: int = 0) -> None:
+        if self.is_away:
+            return
         clock_off, version = CLOCK.luck.uniform(-2, 2), self.guard_version
         process = Process(name="guard", clock_off=clock_off, supervisor=self, version=version)
 

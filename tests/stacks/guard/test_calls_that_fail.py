@@ -154,6 +154,18 @@ def test_limits_hold_while_ec2_says_nothing_of_the_machines(
         assert scene.capacity() == capacity
 
 
+def test_days_in_which_no_call_looked_are_not_billed_while_ec2_says_nothing(
+    scene: Scene, before: Any
+) -> None:
+    """As after another run's deploy, if EC2 refuses the first call that looks again."""
+    scene.head("released", nonce="abc")
+    scene.tick()
+    before("DescribeInstances", _denied)
+    with pytest.raises(GuardError, match=r"^1 calls failed: instances: "):
+        scene.tick(hours_later=100)
+    assert scene.capacity() == 1
+
+
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "AccessDenied", "InvalidParameterValue"])
 @pytest.mark.parametrize("hours", [0.1, 72.5])
 def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(

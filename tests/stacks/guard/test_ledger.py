@@ -134,6 +134,21 @@ def test_a_machine_that_ec2_forgot_between_two_calls_is_held_against_nobody(
     assert bool(ledger.barren_attempts()) == is_barren
 
 
+@pytest.mark.parametrize(("heard", "hours"), [({}, 1.25), ({"i-1": 3 * HOUR}, 3.25)])
+@pytest.mark.parametrize("looks_between", [True, False])
+def test_a_machine_that_ended_while_no_call_looked_is_billed_as_far_as_it_was_heard_of(
+    heard: dict[str, float], hours: float, looks_between: bool
+) -> None:
+    """As after a week with another run's deploy; but while EC2 alone did not answer, it may run."""
+    ledger = Ledger()
+    ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
+    for hour in range(1, 169 if looks_between else 2):
+        ledger.note_look(hour * HOUR, HOUR)
+    ledger.note_look(169 * HOUR, HOUR)
+    ledger.observe(SETTINGS, [], 169 * HOUR, SEEN, heard)
+    assert ledger.billed_hours() == pytest.approx(169 if looks_between else hours)
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"attempts": 3}', b'{"attempts": {"i": {}}}'])
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
