@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from contract.keys import HEAD
 from sizing.fallback import decision
-from stacks.guard.ledger import Ledger
+from stacks.guard.ledger import Ledger, MachineAttempt
 from tests.simulation.clock import CLOCK, Event, sleep
 from tests.simulation.versions import is_older
 from training.durable.record.head import (
@@ -149,30 +149,63 @@ def _indented(value: Any, line: str = "\n") -> str:
 
 
 class LedgerText:
-    """A ledger's text, from what it was read from while nothing has changed it.
+    """A ledger's text from those of its attempts, and both back from a text that was made here.
 
-    `update_kept` asks for it right after the reading. Only what the same version wrote is taken.
+    Most attempts have ended, and stay as they are. An older version's ledgers are left alone.
     """
 
     def __init__(self) -> None:
         self.read, self.write = vars(Ledger)["from_json"].__func__, Ledger.to_json
-        self._written: dict[bytes, bool] = {}
-        self._fresh: tuple[Any, bytes] | None = None
+        self._attempts: dict[str, tuple[Any, str]] = {}
+        self._written: dict[bytes, tuple[bytes, list[Any]]] = {}
+        self._fresh: tuple[Any, bytes] | None = None  # nothing has changed it since it was read
 
     def from_json(self, kind: type[Ledger], data: bytes) -> Any:
-        ledger = self.read(kind, data)
-        self._fresh = (ledger, data) if self._written.get(data) == is_older() else None
+        known = None if is_older() else self._written.get(data)
+        if known is None:
+            return self.read(kind, data)
+        ledger = self.read(kind, known[0])
+        ledger.attempts = {name: _attempt_of(*each) for name, each, _ in known[1]}
+        self._fresh = ledger, data
         return ledger
 
     def to_json(self, ledger: Ledger) -> bytes:
         fresh, self._fresh = self._fresh, None
         if fresh is not None and fresh[0] is ledger:
             return fresh[1]
-        text = self.write(ledger)
+        if is_older():
+            return bytes(self.write(ledger))
+        found = [(name, *self._text_of(name, each)) for name, each in ledger.attempts.items()]
+        texts = ", ".join([f"{json.dumps(name)}: {text}" for name, _, text in found])
+        document = ledger.document()
+        notes = [{name: getattr(note, name) for name in note.__slots__} for note in ledger.notes]
+        bare = json.dumps({**document, "attempts": {}, "notes": notes})
+        data = bare.replace('"attempts": {}', f'"attempts": {{{texts}}}', 1).encode()
         if len(self._written) > 100:
             self._written.clear()
-        self._written[text] = is_older()
-        return bytes(text)
+        self._written[data] = bare.encode(), found
+        return data
+
+    def _text_of(self, name: str, attempt: MachineAttempt) -> tuple[Any, str]:
+        values, known = _VALUES(attempt), self._attempts.get(name)
+        if known is None or known[0] != (values, attempt.progress):
+            record = {field: getattr(attempt, field) for field in attempt.__slots__}
+            known = (values, {**attempt.progress}), json.dumps(record)
+            self._attempts[name] = known
+        return known
+
+
+_FIELDS = tuple(name for name in MachineAttempt.__slots__ if name != "progress")
+_VALUES = attrgetter(*_FIELDS)
+_SETTERS = tuple(vars(MachineAttempt)[name].__set__ for name in _FIELDS)
+
+
+def _attempt_of(values: tuple[Any, ...], progress: dict[str, int]) -> MachineAttempt:
+    made = object.__new__(MachineAttempt)
+    for put, value in zip(_SETTERS, values, strict=True):
+        put(made, value)
+    made.progress = {**progress}
+    return made
 
 
 def _quick_beat(lease: Any) -> None:
@@ -308,7 +341,7 @@ def quick() -> Iterator[None]:
     patches.append(mock.patch.object(Ledger, "to_json", lambda own: ledgers.to_json(own)))
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
-    patches.append(mock.patch.object(decision, "make_table", lru_cache(16)(quick_table)))
+    patches.append(mock.patch.object(decision, "make_table", lru_cache(128)(quick_table)))
     for each in patches:
         each.start()
     gc.disable()
