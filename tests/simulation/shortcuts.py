@@ -39,6 +39,7 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 _SLOTS: dict[type, dict[str, Any]] = {}
 _real_asdict, _real_replace = dataclasses.asdict, dataclasses.replace
 real_table, real_bytes, _real_beat = decision.make_table, Head.to_bytes, Lease.beat
+_real_start = Lease.start_heartbeat
 _HEARTBEAT, _NONCE = vars(Head)["heartbeat"], vars(Head)["nonce"]
 
 
@@ -208,14 +209,30 @@ def _attempt_of(values: tuple[Any, ...], progress: dict[str, int]) -> MachineAtt
     return made
 
 
-def _quick_beat(lease: Any) -> None:
-    """Renew the lease at once where nobody else acts before the answer would have come.
+class QuietBeats(Event):
+    """What stops a heartbeat: it renews the lease itself where nobody else acts meanwhile.
 
-    Nothing can then see that the lock was held, or that the request was on its way.
+    Nothing can then see that the lock was held, that the request was on its way, or, of several
+    heartbeats in a row, any but the last.
     """
+
+    def __init__(self, lease: Any) -> None:
+        super().__init__()
+        self._lease = lease
+
+    def wait(self, timeout: float | None = None) -> bool:
+        while not super().wait(timeout):
+            if not beat_quietly(self._lease, timeout):
+                return False
+        return True
+
+
+def beat_quietly(lease: Any, every: float | None = None) -> bool:
+    """Renew a lease, with `every` again and again; return False where a real beat is due."""
     store, head = lease._store, lease._head
-    plan = store._world.plan
-    most = math.exp(plan.latency + 2.5)  # of 1e7 requests, few take longer
+    world, luck, key = store._world, CLOCK.luck, store._prefix + HEAD
+    latency, bucket = world.plan.latency, world.bucket
+    most = math.exp(latency + 2.5)  # of 1e7 requests, few take longer
     if (
         head.state != "running"
         or lease.lost.is_set()
@@ -223,28 +240,44 @@ def _quick_beat(lease: Any) -> None:
         or lease._lock.locked()
         or not CLOCK.is_alone_until(CLOCK.now + most)
         or not store.is_calm(8.0)
+        or lease._etag != f'"{bucket.objects[key][-1].number}"'
+        or bucket.objects[key][-1].data is None
     ):
-        _real_beat(lease)
-        return
-    bucket, key = store._world.bucket, store._prefix + HEAD
-    versions = bucket.objects[key]
-    if lease._etag != f'"{versions[-1].number}"' or versions[-1].data is None:
-        _real_beat(lease)
-        return
-    nonce, seconds = new_nonce(), CLOCK.luck.lognormvariate(plan.latency, 0.5)
-    if seconds <= most:  # no copy of the head: nobody sees it before its answer has come
-        _HEARTBEAT.__set__(head, head.heartbeat + 1)
-        _NONCE.__set__(head, nonce)
+        return False
+    count, is_calm = 0, True
+    while is_calm:
+        nonce, seconds = new_nonce(), luck.lognormvariate(latency, 0.5)
+        if is_long := seconds > most:
+            break
         CLOCK.pass_by(seconds / 2)
-        lease._etag = bucket.renew(key, head.to_bytes())
+        count, written, when = count + 1, nonce, CLOCK.now
         CLOCK.pass_by(seconds / 2)
-    else:
+        if every is None or not CLOCK.is_alone_until(CLOCK.now + every + most):
+            break
+        CLOCK.pass_by(every)
+        is_calm = store.is_calm(8.0)
+    if count:  # no copy of the head: nobody sees it before its answer has come
+        _HEARTBEAT.__set__(head, head.heartbeat + count)
+        _NONCE.__set__(head, written)
+        lease._etag = bucket.renew(key, head.to_bytes(), when, count)
+    if is_long:
         after = quick_replace(head, heartbeat=head.heartbeat + 1, nonce=nonce)
         sleep(seconds / 2)
-        lease._etag = bucket.renew(key, after.to_bytes())
+        lease._etag = bucket.renew(key, after.to_bytes(), CLOCK.now)
         sleep(seconds / 2)
         lease._head = after
     store.patience.is_reached = True
+    return is_calm
+
+
+def _quick_beat(lease: Any) -> None:
+    if not beat_quietly(lease):
+        _real_beat(lease)
+
+
+def _start_heartbeat(lease: Any) -> None:
+    lease._stop = QuietBeats(lease)
+    _real_start(lease)
 
 
 class QuietPings(Event):
@@ -341,6 +374,7 @@ def quick() -> Iterator[None]:
     patches.append(mock.patch.object(Ledger, "to_json", lambda own: ledgers.to_json(own)))
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
+    patches.append(mock.patch.object(Lease, "start_heartbeat", lambda lease: _start_heartbeat(lease)))
     patches.append(mock.patch.object(decision, "make_table", lru_cache(128)(quick_table)))
     for each in patches:
         each.start()
