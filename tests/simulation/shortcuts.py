@@ -36,9 +36,10 @@ from training.durable.record.lease import Lease
 _SHORTENED = ("training.", "sizing.", "stacks.guard.", "contract.", "tests.simulation.")
 _ATOMS = frozenset([str, int, float, bool, bytes, type(None)])
 _NAMES: dict[type, tuple[str, ...]] = {}
-_SLOTS: dict[type, dict[str, Any]] = {}
+_SLOTS: dict[type, tuple[dict[str, Any], Callable[[Any], Any]]] = {}
 _real_asdict, _real_replace = dataclasses.asdict, dataclasses.replace
 real_table, real_bytes, _real_beat = decision.make_table, Head.to_bytes, Lease.beat
+real_ledger, real_reading = Ledger.to_json, vars(Ledger)["from_json"].__func__
 _real_start = Lease.start_heartbeat
 _HEARTBEAT, _NONCE = vars(Head)["heartbeat"], vars(Head)["nonce"]
 
@@ -62,12 +63,16 @@ def quick_replace(record: Any, **changes: Any) -> Any:
     if slots is None:
         fields = dataclasses.fields(record) if hasattr(kind, "__slots__") else ()
         assert all(each.init for each in fields) and not hasattr(kind, "__post_init__"), kind
-        slots = _SLOTS[kind] = {each.name: getattr(kind, each.name) for each in fields}
-    if not slots or not all(name in slots for name in changes):
+        puts = {each.name: getattr(kind, each.name).__set__ for each in fields}
+        slots = _SLOTS[kind] = puts, attrgetter(*puts or ("__class__",))
+    puts, values = slots
+    if not puts or not changes.keys() <= puts.keys():
         return _real_replace(record, **changes)
     made = object.__new__(kind)
-    for name, slot in slots.items():
-        slot.__set__(made, changes[name] if name in changes else slot.__get__(record))
+    for put, value in zip(puts.values(), values(record), strict=True):
+        put(made, value)
+    for name, value in changes.items():
+        puts[name](made, value)
     return made
 
 
@@ -75,12 +80,12 @@ def _plain(value: Any) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if kind in _NAMES or dataclasses.is_dataclass(kind):
-        return quick_asdict(value)
+    if kind is dict:
+        return {_plain(key): _plain(each) for key, each in value.items()} if value else {}
     if kind is list or kind is tuple:
         return kind([_plain(each) for each in value])
-    if kind is dict:
-        return {_plain(key): _plain(each) for key, each in value.items()}
+    if kind in _NAMES or dataclasses.is_dataclass(kind):
+        return quick_asdict(value)
     return _real_asdict(_Holder(value))["value"]
 
 
