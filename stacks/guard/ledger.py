@@ -266,7 +266,11 @@ class Ledger:
         return True
 
     def to_json(self) -> bytes:
-        """Return guard.json; `billed` is for readers and is not read back."""
+        """Return guard.json."""
+        return json.dumps(self.document(), default=_shallow).encode()
+
+    def document(self) -> dict[str, Any]:
+        """Return what guard.json has; `billed` is for readers and is not read back."""
         billed = {
             market: {
                 "hours": round(sum(each.hours for each in attempts), 4),
@@ -275,8 +279,7 @@ class Ledger:
             for market in (SPOT, ON_DEMAND)
             if (attempts := [each for each in self.attempts.values() if each.market == market])
         }
-        document = {"format": FORMAT, "billed": billed, **_shallow(self)}
-        return json.dumps(document, default=_shallow).encode()
+        return {"format": FORMAT, "billed": billed, **_shallow(self)}
 
     @property
     def usd_per_hour(self) -> float:

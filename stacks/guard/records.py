@@ -100,9 +100,10 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
     steps: dict[str, set[str]] = {}
     newest: dict[tuple[str, str], tuple[float, str]] = {}
     for each in (each for page in pages for each in page.get("Contents", [])):
-        if not any(name in each["Key"] for name in (BOOT_STEP, MACHINE_FAILED, NOT_MARKED)):
+        key = each["Key"]
+        if not (BOOT_STEP in key or MACHINE_FAILED in key or NOT_MARKED in key):
             continue  # of thousands, few are
-        match = _EVENT_KEY.fullmatch(each["Key"].removeprefix(prefix))
+        match = _EVENT_KEY.fullmatch(key.removeprefix(prefix))
         if match and match["name"].startswith(BOOT_STEP):
             steps.setdefault(match["id"], set()).add(match["name"])
         if match and match["name"] in (MACHINE_FAILED, NOT_MARKED):

@@ -76,11 +76,11 @@ class Bucket:
         self.watch(key, data)
         return f'"{self.number}"'
 
-    def renew(self, key: str, data: bytes) -> str:
-        """Write a head that differs from the last in its nonce and heartbeat alone."""
-        self.number += 1
+    def renew(self, key: str, data: bytes, when: float, count: int = 1) -> str:
+        """Write a head, the last of so many that differ in nonce and heartbeat alone."""
+        self.number += count
         last = self.objects[key][-1]
-        self.objects[key][-1] = Version(CLOCK.now, data, self.number, last.since)
+        self.objects[key][-1] = Version(when, data, self.number, last.since)
         return f'"{self.number}"'
 
     def below(self, prefix: str) -> Iterator[tuple[str, Version]]:

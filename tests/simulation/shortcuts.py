@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from contract.keys import HEAD
 from sizing.fallback import decision
-from stacks.guard.ledger import Ledger
+from stacks.guard.ledger import Ledger, MachineAttempt
 from tests.simulation.clock import CLOCK, Event, sleep
 from tests.simulation.versions import is_older
 from training.durable.record.head import (
@@ -36,9 +36,11 @@ from training.durable.record.lease import Lease
 _SHORTENED = ("training.", "sizing.", "stacks.guard.", "contract.", "tests.simulation.")
 _ATOMS = frozenset([str, int, float, bool, bytes, type(None)])
 _NAMES: dict[type, tuple[str, ...]] = {}
-_SLOTS: dict[type, dict[str, Any]] = {}
+_SLOTS: dict[type, tuple[dict[str, Any], Callable[[Any], Any]]] = {}
 _real_asdict, _real_replace = dataclasses.asdict, dataclasses.replace
 real_table, real_bytes, _real_beat = decision.make_table, Head.to_bytes, Lease.beat
+real_ledger, real_reading = Ledger.to_json, vars(Ledger)["from_json"].__func__
+_real_start = Lease.start_heartbeat
 _HEARTBEAT, _NONCE = vars(Head)["heartbeat"], vars(Head)["nonce"]
 
 
@@ -61,12 +63,16 @@ def quick_replace(record: Any, **changes: Any) -> Any:
     if slots is None:
         fields = dataclasses.fields(record) if hasattr(kind, "__slots__") else ()
         assert all(each.init for each in fields) and not hasattr(kind, "__post_init__"), kind
-        slots = _SLOTS[kind] = {each.name: getattr(kind, each.name) for each in fields}
-    if not slots or not all(name in slots for name in changes):
+        puts = {each.name: getattr(kind, each.name).__set__ for each in fields}
+        slots = _SLOTS[kind] = puts, attrgetter(*puts or ("__class__",))
+    puts, values = slots
+    if not puts or not changes.keys() <= puts.keys():
         return _real_replace(record, **changes)
     made = object.__new__(kind)
-    for name, slot in slots.items():
-        slot.__set__(made, changes[name] if name in changes else slot.__get__(record))
+    for put, value in zip(puts.values(), values(record), strict=True):
+        put(made, value)
+    for name, value in changes.items():
+        puts[name](made, value)
     return made
 
 
@@ -74,12 +80,12 @@ def _plain(value: Any) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if kind in _NAMES or dataclasses.is_dataclass(kind):
-        return quick_asdict(value)
+    if kind is dict:
+        return {_plain(key): _plain(each) for key, each in value.items()} if value else {}
     if kind is list or kind is tuple:
         return kind([_plain(each) for each in value])
-    if kind is dict:
-        return {_plain(key): _plain(each) for key, each in value.items()}
+    if kind in _NAMES or dataclasses.is_dataclass(kind):
+        return quick_asdict(value)
     return _real_asdict(_Holder(value))["value"]
 
 
@@ -149,40 +155,89 @@ def _indented(value: Any, line: str = "\n") -> str:
 
 
 class LedgerText:
-    """A ledger's text, from what it was read from while nothing has changed it.
+    """A ledger's text from those of its attempts, and both back from a text that was made here.
 
-    `update_kept` asks for it right after the reading. Only what the same version wrote is taken.
+    Most attempts have ended, and stay as they are. An older version's ledgers are left alone.
     """
 
     def __init__(self) -> None:
         self.read, self.write = vars(Ledger)["from_json"].__func__, Ledger.to_json
-        self._written: dict[bytes, bool] = {}
-        self._fresh: tuple[Any, bytes] | None = None
+        self._attempts: dict[str, tuple[Any, str]] = {}
+        self._written: dict[bytes, tuple[bytes, list[Any]]] = {}
+        self._fresh: tuple[Any, bytes] | None = None  # nothing has changed it since it was read
 
     def from_json(self, kind: type[Ledger], data: bytes) -> Any:
-        ledger = self.read(kind, data)
-        self._fresh = (ledger, data) if self._written.get(data) == is_older() else None
+        known = None if is_older() else self._written.get(data)
+        if known is None:
+            return self.read(kind, data)
+        ledger = self.read(kind, known[0])
+        ledger.attempts = {name: _attempt_of(*each) for name, each, _ in known[1]}
+        self._fresh = ledger, data
         return ledger
 
     def to_json(self, ledger: Ledger) -> bytes:
         fresh, self._fresh = self._fresh, None
         if fresh is not None and fresh[0] is ledger:
             return fresh[1]
-        text = self.write(ledger)
+        if is_older():
+            return bytes(self.write(ledger))
+        found = [(name, *self._text_of(name, each)) for name, each in ledger.attempts.items()]
+        texts = ", ".join([f"{json.dumps(name)}: {text}" for name, _, text in found])
+        document = ledger.document()
+        notes = [{name: getattr(note, name) for name in note.__slots__} for note in ledger.notes]
+        bare = json.dumps({**document, "attempts": {}, "notes": notes})
+        data = bare.replace('"attempts": {}', f'"attempts": {{{texts}}}', 1).encode()
         if len(self._written) > 100:
             self._written.clear()
-        self._written[text] = is_older()
-        return bytes(text)
+        self._written[data] = bare.encode(), found
+        return data
+
+    def _text_of(self, name: str, attempt: MachineAttempt) -> tuple[Any, str]:
+        values, known = _VALUES(attempt), self._attempts.get(name)
+        if known is None or known[0] != (values, attempt.progress):
+            record = {field: getattr(attempt, field) for field in attempt.__slots__}
+            known = (values, {**attempt.progress}), json.dumps(record)
+            self._attempts[name] = known
+        return known
 
 
-def _quick_beat(lease: Any) -> None:
-    """Renew the lease at once where nobody else acts before the answer would have come.
+_FIELDS = tuple(name for name in MachineAttempt.__slots__ if name != "progress")
+_VALUES = attrgetter(*_FIELDS)
+_SETTERS = tuple(vars(MachineAttempt)[name].__set__ for name in _FIELDS)
 
-    Nothing can then see that the lock was held, or that the request was on its way.
+
+def _attempt_of(values: tuple[Any, ...], progress: dict[str, int]) -> MachineAttempt:
+    made = object.__new__(MachineAttempt)
+    for put, value in zip(_SETTERS, values, strict=True):
+        put(made, value)
+    made.progress = {**progress}
+    return made
+
+
+class QuietBeats(Event):
+    """What stops a heartbeat: it renews the lease itself where nobody else acts meanwhile.
+
+    Nothing can then see that the lock was held, that the request was on its way, or, of several
+    heartbeats in a row, any but the last.
     """
+
+    def __init__(self, lease: Any) -> None:
+        super().__init__()
+        self._lease = lease
+
+    def wait(self, timeout: float | None = None) -> bool:
+        while not super().wait(timeout):
+            if not beat_quietly(self._lease, timeout):
+                return False
+        return True
+
+
+def beat_quietly(lease: Any, every: float | None = None) -> bool:
+    """Renew a lease, with `every` again and again; return False where a real beat is due."""
     store, head = lease._store, lease._head
-    plan = store._world.plan
-    most = math.exp(plan.latency + 2.5)  # of 1e7 requests, few take longer
+    world, luck, key = store._world, CLOCK.luck, store._prefix + HEAD
+    latency, bucket = world.plan.latency, world.bucket
+    most = math.exp(latency + 2.5)  # of 1e7 requests, few take longer
     if (
         head.state != "running"
         or lease.lost.is_set()
@@ -190,28 +245,44 @@ def _quick_beat(lease: Any) -> None:
         or lease._lock.locked()
         or not CLOCK.is_alone_until(CLOCK.now + most)
         or not store.is_calm(8.0)
+        or lease._etag != f'"{bucket.objects[key][-1].number}"'
+        or bucket.objects[key][-1].data is None
     ):
-        _real_beat(lease)
-        return
-    bucket, key = store._world.bucket, store._prefix + HEAD
-    versions = bucket.objects[key]
-    if lease._etag != f'"{versions[-1].number}"' or versions[-1].data is None:
-        _real_beat(lease)
-        return
-    nonce, seconds = new_nonce(), CLOCK.luck.lognormvariate(plan.latency, 0.5)
-    if seconds <= most:  # no copy of the head: nobody sees it before its answer has come
-        _HEARTBEAT.__set__(head, head.heartbeat + 1)
-        _NONCE.__set__(head, nonce)
+        return False
+    count, is_calm = 0, True
+    while is_calm:
+        nonce, seconds = new_nonce(), luck.lognormvariate(latency, 0.5)
+        if is_long := seconds > most:
+            break
         CLOCK.pass_by(seconds / 2)
-        lease._etag = bucket.renew(key, head.to_bytes())
+        count, written, when = count + 1, nonce, CLOCK.now
         CLOCK.pass_by(seconds / 2)
-    else:
+        if every is None or not CLOCK.is_alone_until(CLOCK.now + every + most):
+            break
+        CLOCK.pass_by(every)
+        is_calm = store.is_calm(8.0)
+    if count:  # no copy of the head: nobody sees it before its answer has come
+        _HEARTBEAT.__set__(head, head.heartbeat + count)
+        _NONCE.__set__(head, written)
+        lease._etag = bucket.renew(key, head.to_bytes(), when, count)
+    if is_long:
         after = quick_replace(head, heartbeat=head.heartbeat + 1, nonce=nonce)
         sleep(seconds / 2)
-        lease._etag = bucket.renew(key, after.to_bytes())
+        lease._etag = bucket.renew(key, after.to_bytes(), CLOCK.now)
         sleep(seconds / 2)
         lease._head = after
     store.patience.is_reached = True
+    return is_calm
+
+
+def _quick_beat(lease: Any) -> None:
+    if not beat_quietly(lease):
+        _real_beat(lease)
+
+
+def _start_heartbeat(lease: Any) -> None:
+    lease._stop = QuietBeats(lease)
+    _real_start(lease)
 
 
 class QuietPings(Event):
@@ -308,7 +379,8 @@ def quick() -> Iterator[None]:
     patches.append(mock.patch.object(Ledger, "to_json", lambda own: ledgers.to_json(own)))
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
-    patches.append(mock.patch.object(decision, "make_table", lru_cache(16)(quick_table)))
+    patches.append(mock.patch.object(Lease, "start_heartbeat", lambda lease: _start_heartbeat(lease)))
+    patches.append(mock.patch.object(decision, "make_table", lru_cache(128)(quick_table)))
     for each in patches:
         each.start()
     gc.disable()

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
+from stacks.guard.ledger import Ledger
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process, sleep
 from tests.simulation.faults import FAULTS
 from tests.simulation.kept import KEPT
 from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import Happening, Plan, draw
-from tests.simulation.shortcuts import HeadText, quick_asdict, quick_table, real_bytes, real_table
+from tests.simulation.shortcuts import (
+    HeadText,
+    LedgerText,
+    quick_asdict,
+    quick_table,
+    real_bytes,
+    real_ledger,
+    real_reading,
+    real_table,
+)
 from tests.simulation.story import shrink
 from training.durable.record.head import Head
 
@@ -72,9 +82,23 @@ def test_what_is_computed_quicker_is_the_same(monkeypatch: pytest.MonkeyPatch) -
         assert shown[-1] == real_bytes(head)
         return shown[-1]
 
+    ledgers, read = LedgerText(), list[Any]()
+
+    def ledger_of(kind: type[Ledger], data: bytes) -> Any:
+        read.append(ledgers.from_json(kind, data))
+        assert repr(read[-1]) == repr(real_reading(kind, data))
+        return read[-1]
+
+    def text_of_ledger(ledger: Ledger) -> bytes:
+        text = ledgers.to_json(ledger)
+        assert text == real_ledger(ledger)
+        return text
+
     monkeypatch.setattr(Head, "to_bytes", text_of)
+    monkeypatch.setattr(Ledger, "from_json", classmethod(ledger_of))
+    monkeypatch.setattr(Ledger, "to_json", text_of_ledger)
     live_through(KEPT["takebacks in short order"][0])
-    assert len(shown) > 100
+    assert len(shown) > 100 and len(read) > 50
 
 
 def test_threads_meet_at_events_and_locks_in_virtual_time() -> None:
