@@ -107,7 +107,8 @@ class Tick:
     def heard(self) -> dict[str, float]:
         """When the lease's holder last wrote the head; a person may change one without a holder."""
         head = self.head or {}
-        return {str(head.get("writer")): self.head_written} if head.get("state") == "running" else {}
+        is_held = head.get("state") == "running"
+        return {str(head.get("writer")): self.head_written} if is_held else {}
 
     def live(self) -> list[StackInstance]:
         """Return the stack's instances that run, of any run."""

@@ -379,7 +379,8 @@ def quick() -> Iterator[None]:
     patches.append(mock.patch.object(Ledger, "to_json", lambda own: ledgers.to_json(own)))
     patches.append(mock.patch.object(Head, "to_bytes", lambda head: text.to_bytes(head)))
     patches.append(mock.patch.object(Lease, "beat", lambda lease: _quick_beat(lease)))
-    patches.append(mock.patch.object(Lease, "start_heartbeat", lambda lease: _start_heartbeat(lease)))
+    start = mock.patch.object(Lease, "start_heartbeat", lambda lease: _start_heartbeat(lease))
+    patches.append(start)
     patches.append(mock.patch.object(decision, "make_table", lru_cache(128)(quick_table)))
     for each in patches:
         each.start()
