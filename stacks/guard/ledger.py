@@ -203,7 +203,7 @@ class Ledger:
         """Note since when fleets have been at zero and the run has waited for an instance."""
         self.at_zero = {
             fleet_id: self.at_zero.get(fleet_id, now)
-            for fleet_id in {*self.at_zero, *capacity}
+            for fleet_id in sorted({*self.at_zero, *capacity})
             if capacity.get(fleet_id, 0) == 0
         }
         # A machine ends the wait, also in a call in which EC2 says nothing of the fleet.

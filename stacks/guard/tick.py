@@ -68,7 +68,8 @@ class Tick:
         self.instances = self.known("instances", lambda: fleet.instances_of_stack(settings))
         self.fleet_id = self.known("fleet id", lambda: fleet.own_fleet_id(settings))
         own = [each for each in self.instances or () if each.run_id == settings.run_id]
-        for fleet_id in {self.fleet_of(each) for each in self.live()} | {self.fleet_id or ""}:
+        fleets = {self.fleet_of(each) for each in self.live()} | {self.fleet_id or ""}
+        for fleet_id in sorted(fleets):  # a set has another order in each process
             self._look_at_fleet(fleet_id)
         if self.fleet_id is None:
             # The run's instances name their fleets, too.
