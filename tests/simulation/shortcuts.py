@@ -1,8 +1,9 @@
 """What the simulation does quicker than the code that it stands for, with the same result.
 
-`test_simulation.py` lives through a seed with and without them. They leave out no decision: a
-head's text is put together from the one before, a request that meets no trouble is not prepared
-for any, and records become dictionaries without copies of what never changes.
+`test_simulation.py` lives through a seed with and without them. They leave out no decision: the
+texts of a head and of a ledger are put together from those before, of heartbeats in a row between
+which nobody acts the last alone is written, a request that meets no trouble is not prepared for
+any, and records become dictionaries without copies of what never changes.
 """
 
 import dataclasses
