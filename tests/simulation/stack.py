@@ -199,5 +199,6 @@ class Stack(Promised):
         self.tell(f"the Guard: {done['action']}: {done['reason']}")
         if "to-zero" in done["action"] or "cancel" in done["action"]:
             self.stops.append((CLOCK.now, done["reason"]))
-            if CLOCK.process.version != OLDER:  # it had faults of its own
+            # The older one had faults of its own, but reads what the newer one keeps.
+            if CLOCK.process.version != OLDER or "can be read" in done["reason"]:
                 self._judge_stop(done["reason"])
