@@ -62,7 +62,6 @@ def look(run: OperatedRun) -> Sight:
     every, fleet_id = instances_of_stack(run.settings), run.outputs["FleetIdOutput"]
     own = sorted((one for one in every if one.run_id == run.id), key=lambda one: one.launched)
     capacity, _ = StackFleet.of(fleet_id).read_capacity()
-    ledger.note_look(now, run.settings.heartbeat_timeout_seconds)
     ledger.observe(run.settings, own, now, spot_prices(own))
     ledger.observe_fleets({fleet_id: capacity}, fleet_id, now)
     live = [one for one in own if one.is_live]

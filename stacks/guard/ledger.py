@@ -170,8 +170,8 @@ class Ledger:
         it counts.
         """
         seen = self.attempts[name].seen
-        last = max(seen, heard.get(name, 0.0)) + settings.tick_seconds
-        return min(now, last) if seen < self.blind_until else now
+        looked = 0.0 if seen < self.blind_until else self.looked
+        return min(now, max(seen, looked, heard.get(name, 0.0)) + settings.tick_seconds)
 
     def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:
         """Note which machines have got further than ever since an earlier call.

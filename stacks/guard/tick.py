@@ -214,8 +214,6 @@ class Tick:
 
         def observe(ledger: Ledger) -> None:
             ledger.note_limits(self.settings)
-            if self.head is not None:
-                ledger.note_look(self.now, self.settings.heartbeat_timeout_seconds)
             if self.instances is not None:
                 # One that ends with its fleet at zero is not at fault: a group says no more of it.
                 ledger.take_back(
@@ -233,6 +231,8 @@ class Tick:
             ledger.observe_fleets(self.capacity, self.fleet_id, self.now)
             ledger.committed = max(committed, ledger.committed)
             ledger.head_seen = self.now if head else ledger.head_seen
+            if self.head is not None:
+                ledger.note_look(self.now, self.settings.heartbeat_timeout_seconds)
             if head.get("state") in DONE_STATES and ledger.barren_attempts():
                 ledger.stopped = self.now  # a reopened run begins a new series
 

@@ -147,7 +147,7 @@ class Deployed(Stack):
         for machine in self.live:
             self.end(machine, USERS, saves=True)
         sleep(seconds)
-        self.is_away = False
+        self.is_away, self.stopped_until = False, 0.0
         sleep(CLOCK.luck.uniform(5, MINUTE))  # the Guard is deployed before the fleet
         self.replaced += self.kind == "spot"
         self.is_cancelled, self.deleted, self.offered = False, set(), tuple(ZONES)

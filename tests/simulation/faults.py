@@ -261,7 +261,7 @@ _OF_OTHERS: Mapping[str, Fault] = {
     "limits forgotten by an older Guard": _text(
         Ledger, "note_limits", "max(value, billed[name])", "value", "within-limits"
     ),
-    "an older ledger is none": _fault(ledger_file, "_known", _complete),
+    "an older ledger is none": _fault(ledger_file, "_known", _complete, "stopped"),
     "an older head is refused": _fault(head_file, "read_json_record", _newest_only, "for a cause"),
 }  # fmt: skip
 FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER, **_OF_OTHERS}

@@ -171,6 +171,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(0.7, "new version", how="other run", seconds=3 * DAY), steps=180, max_hours=24.0),
         ("what ended while nobody looked is billed for ever",),
     ),
+    "an hour with another run's deploy": (
+        _plan(_at(0.7, "new version", how="other run", seconds=1.25 * HOUR), steps=180,
+              max_hours=2.8),
+        ("what ended while nobody looked is billed for ever",),
+    ),
     "a fleet of another kind": (
         _plan(_at(0.7, "new version", how="kind"), steps=180), ("the fleet's id read once",),
     ),

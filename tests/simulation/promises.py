@@ -278,6 +278,8 @@ class Promised(World):
             and each.progressed
         ]  # fmt: skip
         known = {
+            "can be read": self.facts["ledger damaged"] > 0
+            or any(each.facts["budget damaged"] for each in self.account.worlds),
             "no heartbeat": not healthy,
             "the run is": self.state_now in ("finished", "failed"),
             # What ends unseen is billed until EC2 has forgotten it.
