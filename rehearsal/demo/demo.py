@@ -221,8 +221,6 @@ class Demo:
         if making is not None:
             making.expect()
         reference = self.trained.start_reference(stacks, uninterrupted)
-        # The machines' runs follow each other, so their time is the demo's.
-        reference.give_way()
         log.begin(f"DatasetStack, the upload and {stacks.training}")
         stacks.aws.capacity.notice_seconds = self.notice_seconds
         uploads: list[Child] = []
