@@ -45,18 +45,6 @@ def _listed(tree: Path) -> list[str]:
     return [name for name in listed.stdout.splitlines() if (tree / name).is_file()]
 
 
-def doubled_classes(files: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Return public class names that several modules (except examples) define, with the modules."""
-    found = defaultdict(list)
-    for name, module in files.items():
-        if name.startswith("examples/"):
-            continue  # independent scripts
-        for node in module.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(name)
-    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
-
-
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add nothing: the rooms are this checkout's."""
 

@@ -1,6 +1,5 @@
 """Programs that the rehearsal starts, such as the pinned CDK CLI; none is left behind."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -43,12 +42,6 @@ class Child:
         if status != 0:
             lines = "\n".join(f"    {line}" for line in self.tail)
             raise ChildFailed(f"{self.name} failed with exit status {status}:\n{lines}")
-
-    def give_way(self) -> None:
-        """Let everything else go first, right after its start."""
-        os.setpriority(os.PRIO_PGRP, self.process.pid, 19)
-        with contextlib.suppress(OSError):  # where Linux weighs sessions: sched(7), autogroup
-            Path(f"/proc/{self.process.pid}/autogroup").write_text("19")
 
     def kill(self) -> None:
         """Send SIGKILL to the program's entire process group."""

@@ -46,7 +46,7 @@ class DemoLog:
 
     def __init__(self, say: Callable[[str], None], path: Path, usual: Sequence[float]) -> None:
         self._say, self._path, self._usual = say, path, usual
-        self._began, self._phase = time.monotonic(), -1
+        self._began, self._phase, self._elapsed = time.monotonic(), -1, 0.0
         self._num_news, self._progress_at, self._first = 0, 0.0, ""
 
     def __call__(self, text: str, *, shows: bool = True) -> None:
@@ -67,16 +67,17 @@ class DemoLog:
         """Print which phase begins, and how long it and all remaining phases will take."""
         last = len(self._usual) - 1
         self._phase = last if is_last else min(self._phase + 1, last - 1)
+        self._elapsed = time.monotonic() - self._began
         here, left = self._usual[self._phase], sum(self._usual[self._phase :])
         times = f"about {here * self.pace:.0f} s, {left * self.pace:.0f} s to the end"
         self(f"{self._phase + 1}/{len(self._usual)} {what}: {times}")
 
     @property
     def pace(self) -> float:
-        """How many times longer than usual this machine takes; 1 if it is idle."""
+        """How many times longer than usual the phases before took; 1 if this machine is idle."""
         usual = sum(self._usual[: max(self._phase, 0)])
-        elapsed = time.monotonic() - self._began
-        return max(1.0, elapsed / usual if usual else os.getloadavg()[0] / (os.cpu_count() or 1))
+        slowed = self._elapsed / usual if usual else os.getloadavg()[0] / (os.cpu_count() or 1)
+        return max(1.0, slowed)
 
     def _is_news(self, text: str) -> bool:
         if self._num_news >= NEWS or _NOISE.search(text):
@@ -104,7 +105,7 @@ _QUIET_SECONDS = 2.0
 
 def usual_seconds(num_interruptions: int) -> list[float]:
     """Return each phase's seconds: three to deploy, one for each machine, one to compare."""
-    return [6.0, 8.0, 5.0, *[25.0] * (num_interruptions + 1), 5.0]
+    return [4.0, 5.0, 8.0, *[25.0] * (num_interruptions + 1), 3.0]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -220,8 +221,6 @@ class Demo:
         if making is not None:
             making.expect()
         reference = self.trained.start_reference(stacks, uninterrupted)
-        # The machines' runs follow each other, so their time is the demo's.
-        reference.give_way()
         log.begin(f"DatasetStack, the upload and {stacks.training}")
         stacks.aws.capacity.notice_seconds = self.notice_seconds
         uploads: list[Child] = []

@@ -65,6 +65,7 @@ def test_each_phase_says_its_place_and_follows_the_machine_s_pace(
     now = 140.0
     log.begin("machine 1 of 1")
     now = 145.0
+    assert log.pace == 4.0, "a long phase has not made the machine slower"
     log.begin("comparison", is_last=True)
     assert log.pace == 1.5
     assert said == [

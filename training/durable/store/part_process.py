@@ -106,6 +106,9 @@ class _Worker:
                 [*command, bucket, prefix],
                 stdin=theirs.fileno(),
                 env={**os.environ, "PYTHONPATH": path},
+                # Where Linux weighs sessions (sched(7), autogroup), its threads would halve the
+                # trainer's share of busy cores.
+                start_new_session=True,
             )
         self._control.settimeout(_START_SECONDS)
         self._lock = threading.Lock()

@@ -24,9 +24,11 @@ from training.durable.store.protocol import CredentialsError, LastingError, Stor
 from training.durable.store.s3 import S3Store
 from training.durable.store.transfer import new_hash
 
-# A core hashes more than 10 Gb/s can carry, and training and its loader need the others. No nice
-# value either: where those take every core, a save would hardly ever end.
+# A core hashes more than 10 Gb/s can carry, and training and its loader need the others.
 _HASHING = threading.Semaphore(max(1, (os.cpu_count() or 1) // 4))
+# Three threads of it weigh as one of training's. With 10, where those take every core, a save would
+# hardly ever end.
+_NICE = 5
 _ORDER_BYTES = 64 * 1024
 
 
@@ -100,6 +102,7 @@ def main(trainer: int, bucket: str, prefix: str) -> None:
         return
     if os.getppid() != trainer:
         return
+    os.nice(_NICE)
     store = S3Store(bucket, prefix)
     tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     for _ in range(store.num_threads):
