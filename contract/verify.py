@@ -161,7 +161,10 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         # Heard at a boundary, late in the notice: `left` counts from there, not from its receipt.
         if "notice_seconds" in notice and "notice_to_commit_seconds" in answer:
             took, given = answer["notice_to_commit_seconds"], notice["notice_seconds"]
-        heard = max([when for when, head in trace.heads if head["generation"] == own], default=told)
+        # One that a person restored was heard of when it was first written.
+        written = {head.get("nonce", when): (when, head) for when, head in reversed(trace.heads)}
+        heads = written.values()
+        heard = max([when for when, head in heads if head["generation"] == own], default=told)
         where = f"generation {own} had a notice of {given:g} s"
         if answer.get("name") == "save-failed":
             lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")

@@ -252,6 +252,15 @@ def test_a_machine_that_a_deploy_starts_after_the_end_has_a_tick_to_see_it() -> 
     assert found == "nothing-after-the-end: i-3 ran until 9000 s after the end"
 
 
+def test_a_head_that_a_person_restores_is_no_sign_of_its_writer() -> None:
+    trace = _events(_events(sound(), "committed", drop=True), "released", drop=True)
+    told = {**head(2, FIRST), "nonce": "a"}
+    trace = replace(trace, heads=[(STORED + when, told) for when in (125, 1200)])
+    assert not [why for why in broken_rules(trace) if "notices-answered" in why]
+    later = replace(trace, heads=[(STORED + 125, told), (STORED + 1200, {**told, "nonce": "b"})])
+    assert [why for why in broken_rules(later) if "notices-answered" in why]
+
+
 @pytest.mark.parametrize(("minutes", "is_kept"), [(12, True), (18, False)])
 def test_a_machine_that_a_deploy_starts_beyond_the_limit_has_a_tick_to_be_seen(
     minutes: float, is_kept: bool
