@@ -1,6 +1,7 @@
 """For every test: the environment's own tools, long files first, no signal handler left behind."""
 
 import gc
+import hashlib
 import os
 import signal
 import subprocess
@@ -27,48 +28,47 @@ os.environ.setdefault("CDK_VALIDATION", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each worker takes the next file as a whole, so the files that take longest come first (over 15 s
-# in the list that `make test` prints); one of them at the end would run alone. The demo takes
-# minutes and comes before all, while the others that boot machines are few.
+# Each worker takes the next file as a whole, so the files that take longest come first (over 19 s
+# in CI); one of them at the end would run alone. The demo takes minutes and comes before all. Files
+# that compute stand between those that mostly wait.
 LONGEST_FIRST = (
     "rehearsal/test_demo.py",
-    "across/test_deployed.py",
     "rehearsal/drills/test_drills.py",
-    "training/proof/torture/test_command.py",
-    "training/proof/check/test_check.py",
-    "training/cli/test_measure.py",
-    "across/test_torture_s3.py",
     "userdata/test_sagemaker_script.py",
-    "userdata/test_dataset_step.py",
-    "training/durable/attempt/test_ranks.py",
-    "training/durable/attempt/test_extra_time.py",
-    "training/engine/test_divergence.py",
-    "training/test_documented.py",
-    "training/workloads/imagenet/test_training.py",
-    "training/durable/save/tensors/test_sharded_saves.py",
-    "training/durable/save/tensors/test_sharded_runs.py",
-    "training/artifacts/test_shared.py",
-    "training/preflight/test_ladder.py",
-    "training/preflight/test_admission.py",
-    "training/durable/save/tensors/test_resume.py",
-    "training/workloads/detection/test_equality.py",
-    "rehearsal/machines/nspawn/test_machine.py",
-    "rehearsal/machines/nspawn/test_units.py",
+    "training/proof/torture/test_command.py",
+    "across/test_deployed.py",
+    "training/durable/save/snapshots/test_standstill.py",
+    "simulation/test_simulation.py",
+    "training/proof/check/test_check.py",
     "training/durable/program/test_notices.py",
-    "training/durable/save/test_trouble.py",
-    "training/durable/attempt/test_hosts.py",
-    "training/durable/store/test_store.py",
-    "userdata/test_boot.py",
-    "userdata/test_boot_failures.py",
-    "userdata/test_interruption.py",
-    "userdata/test_program_environment.py",
-    "embedded_aws/cloudformation/test_cdk.py",
-    "stacks/test_app.py",
-    "stacks/test_combinations.py",
-    "stacks/guard/test_calls_that_fail.py",
+    "rehearsal/machines/nspawn/test_units.py",
+    "training/test_documented.py",
+    "training/durable/attempt/test_ranks.py",
     "review/test_verdict.py",
-    "training/workloads/growth/test_phases.py",
+    "training/durable/program/test_elsewhere.py",
+    "userdata/test_program_environment.py",
+    "userdata/test_boot_failures.py",
+    "across/test_torture_s3.py",
+    "training/durable/save/snapshots/test_restore.py",
     "training/workloads/trajectory/test_stages.py",
+    "training/durable/save/test_trouble.py",
+    "training/durable/attempt/test_last_resort.py",
+    "stacks/test_combinations.py",
+    "training/durable/save/tensors/test_sharded_saves.py",
+    "training/durable/save/snapshots/test_trial_restore.py",
+    "training/durable/attempt/test_hosts.py",
+    "stacks/test_in_place.py",
+    "stacks/guard/test_calls_that_fail.py",
+    "training/workloads/growth/test_phases.py",
+    "training/durable/program/test_keep.py",
+    "training/workloads/trajectory/test_imported.py",
+    "training/durable/attempt/test_extra_time.py",
+    "stacks/doctor/test_doctor.py",
+    "training/durable/save/snapshots/test_two_mirrors.py",
+    "stacks/test_app.py",
+    "embedded_aws/cloudformation/test_cdk.py",
+    "training/durable/store/test_trouble.py",
+    "training/durable/save/snapshots/test_growth.py",
 )
 # With `-m gpu`, on a machine that may have only what the measurements need, all else is left out.
 GPU_MARK = "mark.gpu"
@@ -95,7 +95,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    # The others in any order but the alphabet's: files of one folder that wait rather than compute
+    # would leave all workers waiting at once.
+    drawn = {path: hashlib.md5(path.name.encode()).hexdigest() for path in {i.path for i in items}}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), drawn[item.path], item.path))
 
 
 @pytest.hookimpl(wrapper=True)
