@@ -28,47 +28,34 @@ os.environ.setdefault("CDK_VALIDATION", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each worker takes the next file as a whole, so the files that take longest come first (over 19 s
-# in CI); one of them at the end would run alone. The demo takes minutes and comes before all. Files
-# that compute stand between those that mostly wait.
+# Each worker takes the next file as a whole, so those that take long come first; one of them at the
+# end would run alone. The first two take a minute or more and mostly wait, and so do the two of
+# machines without root; the others compute for over nine seconds each.
 LONGEST_FIRST = (
     "rehearsal/test_demo.py",
+    "across/test_deployed.py",
     "rehearsal/drills/test_drills.py",
     "userdata/test_sagemaker_script.py",
     "training/proof/torture/test_command.py",
-    "across/test_deployed.py",
-    "training/durable/save/snapshots/test_standstill.py",
     "simulation/test_simulation.py",
-    "training/proof/check/test_check.py",
-    "training/durable/program/test_notices.py",
-    "rehearsal/machines/nspawn/test_units.py",
-    "training/test_documented.py",
     "training/durable/attempt/test_ranks.py",
-    "review/test_verdict.py",
-    "training/durable/program/test_elsewhere.py",
-    "userdata/test_program_environment.py",
-    "userdata/test_boot_failures.py",
-    "across/test_torture_s3.py",
-    "training/durable/save/snapshots/test_restore.py",
-    "training/workloads/trajectory/test_stages.py",
-    "training/durable/save/test_trouble.py",
-    "training/durable/attempt/test_last_resort.py",
-    "stacks/test_combinations.py",
     "training/durable/save/tensors/test_sharded_saves.py",
-    "training/durable/save/snapshots/test_trial_restore.py",
-    "training/durable/attempt/test_hosts.py",
-    "stacks/test_in_place.py",
+    "training/test_documented.py",
+    "userdata/test_boot_failures.py",
+    "userdata/test_program_environment.py",
+    "training/proof/check/test_check.py",
+    "training/workloads/trajectory/test_stages.py",
     "stacks/guard/test_calls_that_fail.py",
-    "training/workloads/growth/test_phases.py",
-    "training/durable/program/test_keep.py",
-    "training/workloads/trajectory/test_imported.py",
+    "training/preflight/test_any_model.py",
+    "training/engine/test_divergence.py",
+    "userdata/test_boot.py",
     "training/durable/attempt/test_extra_time.py",
-    "stacks/doctor/test_doctor.py",
-    "training/durable/save/snapshots/test_two_mirrors.py",
-    "stacks/test_app.py",
+    "training/durable/save/tensors/test_sharded_runs.py",
     "embedded_aws/cloudformation/test_cdk.py",
-    "training/durable/store/test_trouble.py",
-    "training/durable/save/snapshots/test_growth.py",
+    "across/test_torture_s3.py",
+    "userdata/test_interruption.py",
+    "rehearsal/alarms/test_trial.py",
+    "stacks/doctor/test_doctor.py",
 )
 # With `-m gpu`, on a machine that may have only what the measurements need, all else is left out.
 GPU_MARK = "mark.gpu"
@@ -95,8 +82,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
-    # The others in any order but the alphabet's: files of one folder that wait rather than compute
-    # would leave all workers waiting at once.
+    # The others in any order but the alphabet's: the files of one folder that mostly wait would
+    # leave all workers waiting at once.
     drawn = {path: hashlib.md5(path.name.encode()).hexdigest() for path in {i.path for i in items}}
     items.sort(key=lambda item: (places.get(item.path, len(places)), drawn[item.path], item.path))
 
