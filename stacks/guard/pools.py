@@ -46,7 +46,8 @@ def prefer_calm_pools(tick: Tick) -> None:
     calm.sort(key=lambda place: every.get(pools[place], PoolRecord()).losses_per_hour)
     resting = sorted({*pools.values()} - {pools[place] for place in calm}) if calm else []
     own_fleet = fleet.StackFleet.of(fleet_id)
-    is_free = not (resting and own_fleet.ends_what_it_loses and tick.live())
+    has_machines = tick.instances is None or bool(tick.live())  # while EC2 says nothing, it may
+    is_free = not (resting and own_fleet.ends_what_it_loses and has_machines)
     if resting == ledger.resting or not is_free or tick.now - ledger.done.get(REFUSED, 0) < DAY:
         return
     offer = partial(own_fleet.offer, calm or list(pools))

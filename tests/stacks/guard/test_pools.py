@@ -8,6 +8,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sizing import PoolHistory, PoolRecord
+from stacks.guard.fleet import SpotFleet
+from stacks.guard.handler import GuardError
 from stacks.guard.pools import PATIENCE_SECONDS, REFUSED
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import SPOT, TAGS, Scene
@@ -122,3 +124,24 @@ def test_a_refusal_and_a_damaged_history_change_nothing_else(
     scene.tick()
     assert _offered(scene) == []
     assert REFUSED in scene.read("guard.json")["done"]
+
+
+def test_a_group_keeps_a_zone_while_ec2_does_not_say_that_it_has_no_machine_there(
+    scene: Scene, subnets: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the machine (found by seed 10329 of tests/simulation)."""
+    monkeypatch.setattr(SpotFleet, "ends_what_it_loses", True)
+    first = next(iter(subnets.values()))
+    scene.start(TAGS, SubnetId=first, **SPOT)
+    _lose(scene, first)
+    _lose(scene, first)
+    assert _offered(scene) == []
+
+    def refuse(_: str) -> None:
+        raise ClientError({"Error": {"Code": "RequestLimitExceeded", "Message": "later"},
+                           "ResponseMetadata": {"HTTPStatusCode": 503}}, "Describe")  # fmt: skip
+
+    monkeypatch.setattr(quick_client("ec2"), "get_paginator", refuse)
+    with pytest.raises(GuardError, match="instances"):
+        scene.tick()
+    assert _offered(scene) == []
