@@ -72,6 +72,19 @@ def test_a_commit_before_the_first_evaluation_says_what_is_left_with_those_of_th
     assert run.json("head.json")["checkpoints"][-1]["seconds_left"] > 1e4
 
 
+@pytest.mark.parametrize(("interval", "is_slow"), [("100steps", True), ("1steps", False)])
+def test_until_an_attempt_has_committed_what_is_left_is_told_at_an_earlier_pace(
+    run: Run, interval: str, is_slow: bool
+) -> None:
+    """A few steps without a commit look fast: the run left for Spot, and lost its deadline."""
+    interrupt_at("first", 3, signal.SIGTERM)
+    plan = "--prediction=share_useful=0.1 share_evaluation=9e5"
+    assert run.attempt(plan) == Exit.INTERRUPTED
+    interrupt_at("first", 6, signal.SIGTERM)
+    assert run.attempt(f"--checkpoint-interval={interval}") == Exit.INTERRUPTED
+    assert (run.json("head.json")["checkpoints"][-1]["seconds_left"] > 1e3) is is_slow
+
+
 def test_a_finished_run_says_what_it_was_bound_by(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,8 +116,7 @@ class CheckpointPolicy:
         assert self._checkpointer is not None
         live = self._capture()
         spent = round(self._checkpointer.schedule.spent_seconds, 3)
-        left = self._num_steps - position.stage_step
-        seconds_left = self._seconds_for(left) if left else 0.0
+        seconds_left = self._seconds_left(position)
         return SaveRequest(
             entry=CheckpointEntry(
                 name=checkpoint_name(position.step, self._generation),
@@ -132,6 +131,21 @@ class CheckpointPolicy:
             position=position,
             state=replace(live, state={**live.state, SPENT_SECONDS: spent}),
         )
+
+    def _seconds_left(self, position: Position) -> float | None:
+        """Estimate the time of the steps that are left.
+
+        Until this attempt has committed, its pace lacks what commits cost: an earlier one's counts
+        if it is slower.
+        """
+        left = self._num_steps - position.stage_step
+        own = self._seconds_for(left) if left else 0.0
+        for last in self._context.lease.head.checkpoints[-1:]:
+            is_own = f"-g{self._generation:04d}-" in last.name
+            were_left = left + position.step - last.step
+            if not is_own and last.stage == position.stage and last.seconds_left and were_left > 0:
+                return max(own or 0.0, last.seconds_left / were_left * left)
+        return own
 
     def _save_if_due(self, checkpointer: Checkpointer, position: Position) -> bool:
         pace = checkpointer.schedule.pace
