@@ -488,11 +488,12 @@ class _Loop:
         self.times = TimesSoFar(position.times.get("train", {}), 0)
 
     def _seconds_for(self, count: int) -> float | None:
-        if (seconds := self.pace.seconds_for(count)) is None:
-            return None
-        every = self.plan.evaluation_every or self.plan.steps
-        planned = seconds * self.context.planned_evaluations
-        return seconds + self.times.seconds_of_evaluations(count / every, planned)
+        rest = self.plan.steps - self.position.stage_step
+        evaluates = count == rest and (rest > 0 or self._is_evaluation_due)
+        every, planned = self.plan.evaluation_every, self.context.planned_evaluations
+        return self.times.seconds_for(
+            count, self.pace, every=every or self.plan.steps, planned=planned, evaluates=evaluates
+        )
 
     def run(self) -> None:
         context, work = self.context, self.context.supervisor.long_work

@@ -50,7 +50,7 @@ class Plan:
     life: Life
     steps: int
     step_seconds: float
-    evaluation_every: int  # steps; 0: never
+    evaluation_every: int  # steps, and at the end; 0: only there
     evaluation_seconds: float
     state_bytes: float
     upload_rate: float  # bytes a second
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def work_seconds(self) -> float:
-        evaluations = self.steps // self.evaluation_every if self.evaluation_every else 0
+        evaluations = math.ceil(self.steps / (self.evaluation_every or self.steps))
         return self.steps * self.step_seconds + evaluations * self.evaluation_seconds
 
     @property

@@ -234,15 +234,15 @@ class StageLoop:
         return self._pace.longest_seconds if is_known else None
 
     def _seconds_for(self, num_steps: int) -> float | None:
-        """Estimate the time of `num_steps` more steps, with what is evaluated between them.
-
-        Most attempts on Spot end before they have evaluated: earlier ones say how long it takes.
-        """
-        if (seconds := self._pace.seconds_for(num_steps)) is None:
-            return None
-        every = self._plan.steps_per_evaluation or self._plan.num_steps
-        planned = seconds * self._context.planned_evaluations
-        return seconds + self._times.seconds_of_evaluations(num_steps / every, planned)
+        """Estimate the time of `num_steps` more steps, with what is evaluated among them."""
+        rest = self._plan.num_steps - self._position.stage_step
+        return self._times.seconds_for(
+            num_steps,
+            self._pace,
+            every=self._plan.steps_per_evaluation or self._plan.num_steps,
+            planned=self._context.planned_evaluations,
+            evaluates=num_steps == rest and (rest > 0 or self._is_evaluation_due),
+        )
 
     @property
     def _is_at_the_end(self) -> bool:

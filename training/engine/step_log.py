@@ -278,12 +278,22 @@ class TimesSoFar:
         self._times.evaluations += 1
         self._times.evaluated_seconds += seconds
 
-    def seconds_of_evaluations(self, count: float, planned: float) -> float:
-        """Estimate so many evaluations from those of all attempts; as planned before the first."""
-        times = self._times
-        if not times.evaluations:
-            return planned
-        return count * times.evaluated_seconds / times.evaluations
+    def seconds_for(
+        self, num_steps: int, pace: Pace, *, every: int, planned: float, evaluates: bool
+    ) -> float | None:
+        """Estimate the time of `num_steps` more steps and of the evaluations among them.
+
+        Most attempts on Spot end before they have evaluated: earlier ones say how long it takes,
+        or the plan, whose evaluations take `planned` seconds for each second of steps. None for
+        steps without a pace. One after `every` steps may be what comes last: `evaluates`.
+        """
+        step, times = pace.seconds_for(1), self._times
+        if step is None and num_steps:
+            return None
+        each = planned * every * (step or 0.0)
+        if times.evaluations:
+            each = times.evaluated_seconds / times.evaluations
+        return num_steps * (step or 0.0) + max(num_steps / every, float(evaluates)) * each
 
     def to_json(self) -> dict[str, float]:
         """Return the times for a checkpoint's position, from which the next attempt goes on."""

@@ -58,9 +58,20 @@ def test_evaluations_are_no_part_of_the_pace_and_known_from_the_plan_or_earlier_
     pace.pass_over(600)
     times.add_evaluation(600)
     assert pace.seconds_for(7) == pytest.approx(70)
-    for before, seconds in (({}, 20), (times.to_json(), 300)):
-        found = TimesSoFar(before, 0).seconds_of_evaluations(0.5, planned=20)
+    # Of the plan's one evaluation in 100 steps or of what one took, a half or all of it.
+    for before, num_steps, evaluates, seconds in (
+        ({}, 50, False, 500 + 100),
+        ({}, 50, True, 500 + 200),
+        ({}, 0, True, 200),
+        (times.to_json(), 50, False, 500 + 300),
+        (times.to_json(), 50, True, 500 + 600),
+        (times.to_json(), 0, False, 0),
+    ):
+        found = TimesSoFar(before, 0).seconds_for(
+            num_steps, pace, every=100, planned=0.2, evaluates=evaluates
+        )
         assert found == pytest.approx(seconds)
+    assert TimesSoFar({}, 0).seconds_for(5, Pace(), every=9, planned=0, evaluates=True) is None
 
 
 def test_a_commit_before_the_first_evaluation_says_what_is_left_with_those_of_the_plan(

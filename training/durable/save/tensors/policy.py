@@ -139,7 +139,7 @@ class CheckpointPolicy:
         if it is slower.
         """
         left = self._num_steps - position.stage_step
-        own = self._seconds_for(left) if left else 0.0
+        own = self._seconds_for(left)
         for last in self._context.lease.head.checkpoints[-1:]:
             is_own = f"-g{self._generation:04d}-" in last.name
             were_left = left + position.step - last.step
