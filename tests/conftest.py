@@ -29,18 +29,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each worker takes the next file as a whole, so those that take long come first; one of them at the
-# end would run alone. The first two take a minute or more and mostly wait, and so do the two of
-# machines without root; the others compute for over nine seconds each.
+# end would run alone. The demo mostly waits, for a minute or more, and so do the two of machines
+# without root; the others compute for over nine seconds each.
 LONGEST_FIRST = (
     "rehearsal/test_demo.py",
-    "across/test_deployed.py",
     "rehearsal/drills/test_drills.py",
     "userdata/test_sagemaker_script.py",
     "training/proof/torture/test_command.py",
     "simulation/test_simulation.py",
     "training/durable/attempt/test_ranks.py",
     "training/durable/save/tensors/test_sharded_saves.py",
-    "training/test_documented.py",
     "userdata/test_boot_failures.py",
     "userdata/test_program_environment.py",
     "training/proof/check/test_check.py",

@@ -198,6 +198,7 @@ def runs(
     return run, called
 
 
+@pytest.mark.slow  # each verb has its tests, and the demo is deployed in each run of the tests
 def test_a_run_is_watched_stopped_resumed_and_fetched_through_an_interruption(
     account: Account,
     runs: tuple[Callable[..., Any], set[str]],

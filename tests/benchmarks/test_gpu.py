@@ -66,7 +66,11 @@ DRY = "-m benchmarks gpu --cpu --only machine"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (DRY, "machine | GPU, driver, memory | none: a dry run on the CPU"),
+        pytest.param(
+            DRY,
+            "machine | GPU, driver, memory | none: a dry run on the CPU",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             f"{DRY} equality",
             "equality | bfloat16, average | equal bits",

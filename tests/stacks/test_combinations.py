@@ -92,6 +92,7 @@ def test_cfn_lint_finds_nothing_with_every_option_on(synthesize: Synthesize) -> 
     _lint(synthesize(**OPTIONS[-1]))
 
 
+@pytest.mark.slow  # a fleet is looked at
 def test_groups_are_as_secure_with_every_option_on(synthesize: Synthesize) -> None:
     templates = synthesize(fleet="asg", **OPTIONS[-1])
     _check_instances(templates, has_key=True)

@@ -11,6 +11,7 @@ from tests.training import documented
 from tests.training.forked import command
 
 
+@pytest.mark.slow  # that the commands exist is looked at in each run of the tests
 def test_every_example_prints_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_sweep: None
 ) -> None:

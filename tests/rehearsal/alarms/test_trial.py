@@ -47,6 +47,7 @@ def test_each_alarm_fires_in_its_fault_and_in_no_healthy_run_as_the_documentatio
     assert documented == {name: trial.fired_after_minutes for name, trial in trials.items()}
 
 
+@pytest.mark.slow  # they are the fleet's, of another source
 def test_the_alarms_of_groups_behave_the_same(synthesize: Any) -> None:  # noqa: F811
     groups = synthesize(fleet="asg")["TrainingStack"]
     trials = {each.alarm: each for each in try_alarms(groups, PLANNED[0])}
@@ -145,6 +146,7 @@ class Published:
         return list(zip(times, answer["Values"], strict=True))
 
 
+@pytest.mark.slow  # the arithmetic is the trial's
 def test_alarms_behave_the_same_through_the_embedded_aws(template: Any) -> None:
     stream = play(template, FAULTS["StepsStandStill"][1])
     with EmbeddedAws() as aws:

@@ -251,6 +251,7 @@ def test_two_ranks_leave_out_a_step_together_and_fail_together(run: Run) -> None
     assert run.head.state == "failed"
 
 
+@pytest.mark.slow  # two ranks without shares do so, too
 def test_ranks_that_share_a_model_go_back_together(sharded_run: Run, sharded: Run) -> None:
     poison("second", {4: 1}, num_micro_batches=1)
     only_on_rank_1()

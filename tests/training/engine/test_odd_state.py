@@ -134,6 +134,7 @@ def test_fails_after_the_first_step_if_it_could_not_resume(
     assert max(steps, default=0) == 0
 
 
+@pytest.mark.slow  # one process does so, too
 def test_ranks_that_share_the_model_resume_with_it(
     run: Run, new_run: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

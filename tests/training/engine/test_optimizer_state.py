@@ -56,6 +56,7 @@ def assert_same(a: Any, b: Any) -> None:
         assert a == b
 
 
+@pytest.mark.slow  # one process does so, too
 def test_moments_of_their_own_type_resume_bit_for_bit_where_ranks_share_them(
     run: Run, new_run: NewRun, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ GPT2 = {
     "n_positions": 1024,
 }
 WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
+OF_EACH_KIND = ("mixtral-8x7b", "t5-base", "vit-base-16, 1000 classes")
 # What the models' pages and papers state, to the last parameter: a family of each kind.
 PUBLISHED = {
     "gpt2": (GPT2, 124_439_808),
@@ -113,7 +114,13 @@ def write(tmp_path: Path) -> Callable[[Any], str]:
     return written
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow)
+        for name in PUBLISHED
+    ],
+)
 def test_a_config_gives_the_published_number_of_parameters(
     name: str, write: Callable[[Any], str]
 ) -> None:

@@ -100,6 +100,7 @@ def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None
         changed(laptop(), **{name: value})
 
 
+@pytest.mark.slow  # a data set of a few clips
 def test_more_shards_than_clips_have_each_clip_once(dataset: FakeDataset, inputs: Inputs) -> None:
     """18 clips of a user's own stopped in the first of the 20 shards of recipe full."""
     config = replace(laptop(), num_shards=COUNT + 4)

@@ -90,6 +90,7 @@ def test_fails_there_where_a_workload_unpickles(run: Run) -> None:
     assert run.lineage().keys() == set(range(1, 13)), "only where it did"
 
 
+@pytest.mark.slow  # one process does so, too
 def test_ranks_resume_their_shares_where_only_messages_between_them_are_unpickled(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

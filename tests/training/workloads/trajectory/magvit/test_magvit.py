@@ -59,6 +59,7 @@ def test_a_token_sees_no_later_frame(config: MagvitConfig) -> None:
     assert not torch.equal(codes[:, steps // 2 :], other_codes[:, steps // 2 :])
 
 
+@pytest.mark.slow  # the laptop's runs
 def test_the_recipe_of_a_gpu_runs_a_step_on_the_cpu(dataset: FakeDataset) -> None:
     """The laptop's does in test_waits.py."""
     config = magvit_full()
