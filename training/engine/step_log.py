@@ -284,8 +284,9 @@ class TimesSoFar:
         """Estimate the time of `num_steps` more steps and of the evaluations among them.
 
         Most attempts on Spot end before they have evaluated: earlier ones say how long it takes,
-        or the plan, whose evaluations take `planned` seconds for each second of steps. None for
-        steps without a pace. One after `every` steps may be what comes last: `evaluates`.
+        or the plan, whose evaluations take `planned` seconds for each second of steps. There is one
+        each `every` steps; `evaluates` if one ends the steps, however few they are. None for steps
+        without a pace.
         """
         step, times = pace.seconds_for(1), self._times
         if step is None and num_steps:
