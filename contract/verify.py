@@ -165,10 +165,9 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         written = {head.get("nonce", when): (when, head) for when, head in reversed(trace.heads)}
         heads = written.values()
         heard = max([when for when, head in heads if head["generation"] == own], default=told)
-        if not answer:  # its event was lost, its head was not
-            ended = [(w, h["state"]) for w, h in heads if h["generation"] == own and w > told - 1.0]
-            answer = next(({"name": s, "stored": w} for w, s in ended if s in _ANSWERS), {})
-            took = answer.get("stored", told) - told
+        ended = [h for when, h in heads if h["generation"] == own and when > told - 1.0]
+        if not answer and any(head["state"] in _ANSWERS for head in ended):
+            continue  # its event was lost, and its head says that it was there in time
         where = f"generation {own} had a notice of {given:g} s"
         if answer.get("name") == "save-failed":
             lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")

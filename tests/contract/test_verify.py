@@ -257,15 +257,11 @@ def test_a_machine_that_a_deploy_starts_after_the_end_has_a_tick_to_see_it() -> 
     assert found == "nothing-after-the-end: i-3 ran until 9000 s after the end"
 
 
-@pytest.mark.parametrize(("after", "is_kept"), [(4.9, True), (7.0, False)])
-def test_a_released_head_answers_a_notice_whose_events_were_lost(
-    after: float, is_kept: bool
-) -> None:
-    """Seed 25168: S3 was slow, and kept the release alone."""
+@pytest.mark.parametrize("after", [4.9, 7.0])
+def test_a_released_head_answers_a_notice_whose_events_were_lost(after: float) -> None:
+    """Seeds 25168 and 35161: S3 was in trouble, and kept the release alone."""
     trace = _heads(_taken(sound()), 3, 149 + after, head(2, FIRST, state="released"))
-    broken = [why for why in broken_rules(trace) if "notices-answered" in why]
-    late = "notices-answered: generation 2 had a notice of 5 s and released after 7.0 s"
-    assert broken == ([] if is_kept else [late])
+    assert not [why for why in broken_rules(trace) if "notices-answered" in why]
 
 
 def test_a_head_that_a_person_restores_is_no_sign_of_its_writer() -> None:

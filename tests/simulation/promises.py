@@ -332,12 +332,14 @@ class Promised(World):
         if self.paid:
             self.breaks("nothing runs in the end", ", ".join(each.id for each in self.paid))
         if head:
-            unguarded = ("within-limits", "nothing-after-the-end") * self.was_unguarded
+            excused = ("within-limits", "nothing-after-the-end") * self.was_unguarded
+            # A request that S3 has answered again may end a second after the notice.
+            excused += ("notices-answered",) * (self.facts["ended in trouble"] > 0)
             trace = trace_of(self.bucket, self.prefix)
             if "limits" in trace.ledger:  # a call that is refused is one tick longer
                 trace.ledger["limits"]["seconds"] *= 1 + self.facts["guard errors"]
             for line in broken_rules(trace)[:4]:
-                if not line.startswith(unguarded):
+                if not line.startswith(excused):
                     self.breaks("verify", line)
         self._judge_bill()
         most = self.plan.max_usd * self.limits + self.facts["new version"] * self.account.tick_usd

@@ -79,6 +79,7 @@ class Stack(Promised):
             return
         machine.ended, machine.why = CLOCK.now, why
         self.tell(f"{machine.id[-4:]} ends: {why}")
+        self.facts["ended in trouble"] += self.was_troubled()
         host = self.hosts[machine.id]
         had_time = host.owed > 0 and CLOCK.now >= host.owed_until - 1.0
         if had_time and machine.id not in self.ill and not self.was_troubled():
