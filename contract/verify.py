@@ -157,17 +157,17 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         notice, after = life[names.index("notice")], life[names.index("notice") + 1 :]
         left, told = notice["seconds_left"], notice.get("stored") or 0.0
         answer = next((each for each in after if each["name"] in _ANSWERS), {})
-        took, given = (answer.get("stored") or 0.0) - told, left
+        # One that a person restored was heard of when it was first written.
+        written = {head.get("nonce", when): (when, head) for when, head in reversed(trace.heads)}
+        heads = [(when, h["state"]) for when, h in written.values() if h["generation"] == own]
+        heard = max([when for when, _ in heads], default=told)
+        ended = [when for when, state in heads if when > told - 1.0 and state in _ANSWERS]
+        if not answer and ended:
+            continue  # its event was lost, and its head says that it was there in time
+        took, given = min([answer.get("stored") or 0.0, *ended]) - told, left
         # Heard at a boundary, late in the notice: `left` counts from there, not from its receipt.
         if "notice_seconds" in notice and "notice_to_commit_seconds" in answer:
             took, given = answer["notice_to_commit_seconds"], notice["notice_seconds"]
-        # One that a person restored was heard of when it was first written.
-        written = {head.get("nonce", when): (when, head) for when, head in reversed(trace.heads)}
-        heads = written.values()
-        heard = max([when for when, head in heads if head["generation"] == own], default=told)
-        ended = [h for when, h in heads if h["generation"] == own and when > told - 1.0]
-        if not answer and any(head["state"] in _ANSWERS for head in ended):
-            continue  # its event was lost, and its head says that it was there in time
         where = f"generation {own} had a notice of {given:g} s"
         if answer.get("name") == "save-failed":
             lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")

@@ -110,7 +110,8 @@ class Stack(Promised):
         if host.is_noticed:  # a notice keeps its time
             return
         host.is_noticed, host.told_seconds = True, seconds
-        if host.step is not None and seconds > self.plan.answer_seconds:
+        has_time = seconds > self.plan.answer_seconds
+        if host.step is not None and has_time and self.head_now:  # else nothing can be committed
             host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:
             host.notice(seconds)
