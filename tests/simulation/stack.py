@@ -16,6 +16,7 @@ from tests.simulation.clock import CLOCK, Process, sleep
 from tests.simulation.machine import Host
 from tests.simulation.pools import open_pools
 from tests.simulation.promises import CALL_EVERY, Promised
+from tests.simulation.ranks import RankedHost
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.model import TICK
 from tests.stacks.guard.world import (
@@ -69,7 +70,8 @@ class Stack(Promised):
         self.tell(f"{machine.id[-4:]} starts on {market}")
         if self.has_pools:
             self.zones[machine.id] = CLOCK.luck.choice(open_pools(self, market))
-        self.hosts[machine.id] = host = Host(self, machine)
+        kind = RankedHost if self.plan.ranks > 1 else Host
+        self.hosts[machine.id] = host = kind(self, machine)  # type: ignore[arg-type]
         host.start()
         self._state_change(machine, "running")
         return machine
