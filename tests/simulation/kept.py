@@ -210,5 +210,8 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
                                                   seconds=0.5 * HOUR), steps=360, max_hours=4.0),
         ("limits forgotten by an older Guard",),
     ),
+    "a notice while two ranks wait for the lease": (
+        _plan(_at(0.5, "power off"), _at(0.615, "takeback", seconds=120.0), ranks=2), (),
+    ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip

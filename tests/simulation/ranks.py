@@ -197,6 +197,12 @@ class RankedAttempt(_Attempt):
         with meeting as place:
             return self._as_rank(place, supervisor, self.options)
 
+    def supervised(self, process: Process) -> Supervisor:
+        supervisor = super().supervised(process)
+        if self.plan.is_sharded:  # all ranks send at once
+            supervisor.upload_rate = self.plan.upload_rate / self.host.ranks  # type: ignore[attr-defined]
+        return supervisor
+
     def _start(self, variables: Mapping[str, str]) -> _RankProcess:
         own, rank = self.process, int(variables["RANK"])
         process = Process(

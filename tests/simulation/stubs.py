@@ -1,6 +1,7 @@
 """What stands for GPUs, tensors, a report's page and what processes print."""
 
 import json
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,8 +81,10 @@ def send_state(
     for task in tasks:
         task()
     prefix, rate = checkpoint_prefix(name), CLOCK.process.supervisor.upload_rate
-    part = -(-state.size // _PARTS)
-    for _ in range(_PARTS):
+    # Of a share many: its rank, and rank 0 with it, waits for the one under way if it is dropped.
+    num = max(_PARTS, math.ceil(state.size / rate / 4)) if SLICES in state.state else _PARTS
+    part = -(-state.size // num)
+    for _ in range(num):
         if progress.stop.is_set():
             raise CancelledError("the save was cancelled")
         store.repeating(prefix, lambda client: client.transmit(part / rate), progress.stop)
