@@ -33,6 +33,10 @@ _MILD = Plan(
 )
 _LARGE: dict[str, Any] = {"state_bytes": 30e9, "upload_rate": 25e6, "step_seconds": 60.0}
 _STREAMED: dict[str, Any] = {"state_bytes": 41e9, "upload_rate": 41e6, "step_seconds": 67.0}
+_SHARED: dict[str, Any] = {
+    "ranks": 2, "is_sharded": True, "is_gpu": True, "step_seconds": 45.0, "steps": 8,
+    "evaluation_every": 3, "evaluation_seconds": 50.0,
+}  # fmt: skip
 
 
 def _at(hours: float, what: Kind, **figures: Any) -> Happening:
@@ -212,6 +216,9 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     ),
     "a notice while two ranks wait for the lease": (
         _plan(_at(0.5, "power off"), _at(0.615, "takeback", seconds=120.0), ranks=2), (),
+    ),
+    "shares of two ranks that are too slow for a notice": (
+        _plan(_at(416 / HOUR, "takeback", seconds=120.0), **_SHARED, state_bytes=6e9), (),
     ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip
