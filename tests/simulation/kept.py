@@ -215,10 +215,40 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         ("limits forgotten by an older Guard",),
     ),
     "a notice while two ranks wait for the lease": (
-        _plan(_at(0.5, "power off"), _at(0.615, "takeback", seconds=120.0), ranks=2), (),
+        _plan(_at(0.5, "power off"), _at(0.61, "takeback", seconds=120.0), ranks=2),
+        ("rank 0 alone ends while all wait for the lease",),
     ),
     "shares of two ranks that are too slow for a notice": (
-        _plan(_at(416 / HOUR, "takeback", seconds=120.0), **_SHARED, state_bytes=6e9), (),
+        _plan(_at(416 / HOUR, "takeback", seconds=120.0), **_SHARED, state_bytes=6e9),
+        (),
+    ),
+    "shares of two ranks at a notice of 20 seconds": (
+        _plan(_at(485 / HOUR, "takeback", seconds=20.0), ranks=2, is_sharded=True, is_gpu=True,
+              step_seconds=7.0, steps=40, state_bytes=4e9),
+        ("dropped shares waited for",),
+    ),
+    "four ranks, of which one alone hears of what comes": (
+        _plan(_at(0.5, "rebalance"), _at(0.9, "takeback", seconds=120.0), interval="600s",
+              ranks=4, hears="other"),
+        ("a vote that asks no other rank", "a recommendation to another rank lost"),
+    ),
+    "two ranks that all hear of a notice": (
+        _plan(_at(0.95, "takeback", seconds=120.0), interval="600s", ranks=2, hears="all",
+              step_seconds=28.0, steps=120),
+        ("ranks that follow end before they are told",),
+    ),
+    "a save of 20 minutes, for which another rank waits": (
+        _plan(**_LARGE, steps=20, ranks=2), ("ranks that follow watch for hangs",),
+    ),
+    "a rank that crashes, and one that hangs": (
+        _plan(_at(0.5, "rank", how="crash", whose="1", share=-9.0),
+              _at(0.8, "rank", how="hang in a step", whose="3"), ranks=4, is_gpu=True),
+        ("a rank's end that nobody watches",),
+    ),
+    "attempts of two, eight, four and one ranks": (
+        _plan(*(_at(0.4 + 0.3 * n, "takeback", seconds=120.0) for n in range(4)), ranks=2,
+              is_sharded=True, mixes_ranks=True, seed=7),
+        (),
     ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip

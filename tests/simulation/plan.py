@@ -249,6 +249,8 @@ def _with_ranks(luck: random.Random, plan: Plan) -> Plan:
         )
         for how in hows[: luck.randint(0, 3)]
     ]
+    at = luck.uniform(0, plan.work_seconds)
+    found.append(Happening(at=at, what="rebalance"))
     return replace(
         plan,
         happenings=tuple(sorted([*plan.happenings, *found], key=lambda each: each.at)),

@@ -26,7 +26,7 @@ from tests.simulation.collectives import Meeting
 from tests.simulation.machine import Host, _Attempt, _Loop
 from tests.simulation.plan import SLOWEST, Happening
 from tests.simulation.stubs import StateCopies, is_intact, place_of, send_state
-from tests.stacks.guard.world import Machine
+from tests.stacks.guard.world import HOUR, MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.attempt.supervisor import _PATIENCE, Supervisor
@@ -112,6 +112,21 @@ class RankedHost(Host):
         for process in self.rank_processes:
             process.paused_until = CLOCK.now + seconds
 
+    def judge_rebalance(self) -> None:
+        """Whichever rank hears of a recommendation, rank 0 saves at the next boundary."""
+        trainer, step, plan = self.trainer, self.step, self.world.plan
+        sleep(plan.answer_seconds + plan.evaluation_seconds + plan.life.first_step + MINUTE)
+        is_excused = self.is_excused or self.is_noticed or self.trainer is not trainer
+        if step is None or is_excused or self.world.was_troubled() or self.world.ended_at:
+            return
+        if self.world.committed_step <= step < plan.steps - 2:
+            self.world.breaks("a recommendation is followed by a commit", f"of step {step}")
+
+    def recommend_rebalance(self) -> None:
+        super().recommend_rebalance()
+        if self.world.plan.answer_seconds < HOUR:
+            CLOCK.start(self.world.process, self.judge_rebalance)
+
     def _signal(self, name: str) -> None:
         """systemd signals the main process; a person may signal others as well, or one of them."""
         hears, ranks = self.world.plan.hears, self.rank_processes[1:]
@@ -119,7 +134,7 @@ class RankedHost(Host):
             super()._signal(name)
             return
         if hears == "other":
-            self.is_excused = True  # only the votes tell rank 0
+            self.is_excused |= name == "SIGUSR1"  # only the votes tell rank 0
             ranks = ranks[-1:]
         else:
             super()._signal(name)
@@ -154,8 +169,8 @@ class RankedHost(Host):
             )
 
     def judge_loss(self, trainer: Process, rank: int) -> None:
-        """A lost rank ends the attempt soon; what S3 keeps waiting may take longer."""
-        is_excused = trainer.paused_until > CLOCK.now
+        """A lost rank ends the attempt soon; S3 may make it wait, and a notice has its own end."""
+        is_excused = trainer.paused_until > CLOCK.now or self.is_noticed
         if not trainer.ended.wait(LOSS_SECONDS) and not (is_excused or self.world.was_troubled()):
             how = f"rank 0 lives {LOSS_SECONDS:.0f} s after rank {rank}"
             self.world.breaks("a lost rank ends the attempt", how)
