@@ -114,12 +114,12 @@ class RankedHost(Host):
 
     def judge_rebalance(self) -> None:
         """Whichever rank hears of a recommendation, rank 0 saves at the next boundary."""
-        trainer, step, plan = self.trainer, self.step, self.world.plan
+        trainer, step, plan, began = self.trainer, self.step, self.world.plan, CLOCK.now
         sleep(plan.answer_seconds + plan.evaluation_seconds + plan.life.first_step + MINUTE)
         is_excused = self.is_excused or self.is_noticed or self.trainer is not trainer
         if step is None or is_excused or self.world.was_troubled() or self.world.ended_at:
             return
-        if self.world.committed_step <= step < plan.steps - 2:
+        if self.world.moved < began and step < plan.steps - 2:
             self.world.breaks("a recommendation is followed by a commit", f"of step {step}")
 
     def recommend_rebalance(self) -> None:
