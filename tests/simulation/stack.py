@@ -112,7 +112,8 @@ class Stack(Promised):
         if host.is_noticed:  # a notice keeps its time
             return
         host.is_noticed, host.told_seconds = True, seconds
-        if host.step is not None and seconds > self.plan.answer_seconds:
+        # Without a head there is nothing that a commit could be written to.
+        if host.step is not None and self.head_now and seconds > self.plan.answer_seconds:
             host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:
             host.notice(seconds)
