@@ -46,6 +46,9 @@ class Process:
     supervisor: Any = None  # of a trainer
     said: str = "{}"  # the last line of a call of the Guard
     version: str = ""  # of its code, where it is not the newest (versions.py)
+    rank: int = 0
+    ranks: list["Process"] = field(default_factory=list)  # the others, which rank 0 has started
+    meeting: Any = None  # of all of them (collectives.py)
     ended: "Event" = field(default_factory=lambda: Event())
 
     def end(self, code: int = -9) -> None:

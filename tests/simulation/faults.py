@@ -36,7 +36,9 @@ from training.durable.attempt import resume_point
 from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.notice import ExtraTime, Interruption
+from training.durable.attempt.ranks import OtherRanks
 from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.world import World, _Consensus
 from training.durable.record import head as head_file
 from training.durable.record import lease as lease_file
 from training.durable.record import metrics as metrics_file
@@ -47,8 +49,10 @@ from training.durable.save.publish import CheckpointPublisher
 from training.durable.save.tensors import policy as policy_file
 from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.schedule import Schedule
+from training.durable.save.tensors.sharded_saves import ShardedFollower
 from training.durable.store import protocol
 from training.durable.store.protocol import Store
+from training.engine.attempt import _WorkloadJob
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,27 @@ _OF_OTHERS: Mapping[str, Fault] = {
     "an older ledger is none": _fault(ledger_file, "_known", _complete, "stopped"),
     "an older head is refused": _fault(head_file, "read_json_record", _newest_only, "for a cause"),
 }  # fmt: skip
-FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER, **_OF_OTHERS}
+# Of several ranks.
+_OF_RANKS: Mapping[str, Fault] = {
+    "a vote that asks no other rank": _text(World, "begin_sum", "if self.size > 1", "if False"),
+    "a rank's end that nobody watches": _fault(OtherRanks, "watch", _nothing, "a lost rank"),
+    "a recommendation to another rank lost": _text(
+        _Consensus, "begin_vote", "interruption.take_rebalance()", "False", "recommendation"
+    ),
+    "ranks that follow watch for hangs": _text(
+        Supervisor, "follow", "self.watchdog.close()", "pass", "for a cause"
+    ),
+    "ranks that follow end before they are told": _text(
+        Supervisor, "follow", "self.last_resort.follows = ", "", "step"
+    ),
+    "rank 0 alone ends while all wait for the lease": _text(
+        _WorkloadJob, "lead", "self._world.share((Exit.INTERRUPTED, None))", "pass", "alike"
+    ),
+    "dropped shares waited for": _text(
+        ShardedFollower, "obey", "write.cancel()", "write.cancel(), write.wait()", "notices"
+    ),
+}  # fmt: skip
+FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER, **_OF_OTHERS, **_OF_RANKS}
 
 
 def main() -> None:

@@ -33,6 +33,10 @@ _MILD = Plan(
 )
 _LARGE: dict[str, Any] = {"state_bytes": 30e9, "upload_rate": 25e6, "step_seconds": 60.0}
 _STREAMED: dict[str, Any] = {"state_bytes": 41e9, "upload_rate": 41e6, "step_seconds": 67.0}
+_SHARED: dict[str, Any] = {
+    "ranks": 2, "is_sharded": True, "is_gpu": True, "step_seconds": 45.0, "steps": 8,
+    "evaluation_every": 3, "evaluation_seconds": 50.0,
+}  # fmt: skip
 
 
 def _at(hours: float, what: Kind, **figures: Any) -> Happening:
@@ -209,6 +213,42 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(2.5, "deploy", share=0.5), _at(2.9, "new version", how="guard",
                                                   seconds=0.5 * HOUR), steps=360, max_hours=4.0),
         ("limits forgotten by an older Guard",),
+    ),
+    "a notice while two ranks wait for the lease": (
+        _plan(_at(0.5, "power off"), _at(0.61, "takeback", seconds=120.0), ranks=2),
+        ("rank 0 alone ends while all wait for the lease",),
+    ),
+    "shares of two ranks that are too slow for a notice": (
+        _plan(_at(416 / HOUR, "takeback", seconds=120.0), **_SHARED, state_bytes=6e9),
+        (),
+    ),
+    "shares of two ranks at a notice of 20 seconds": (
+        _plan(_at(485 / HOUR, "takeback", seconds=20.0), ranks=2, is_sharded=True, is_gpu=True,
+              step_seconds=7.0, steps=40, state_bytes=4e9),
+        ("dropped shares waited for",),
+    ),
+    "four ranks, of which one alone hears of what comes": (
+        _plan(_at(0.5, "rebalance"), _at(0.9, "takeback", seconds=120.0), interval="600s",
+              ranks=4, hears="other"),
+        ("a vote that asks no other rank", "a recommendation to another rank lost"),
+    ),
+    "two ranks that all hear of a notice": (
+        _plan(_at(0.95, "takeback", seconds=120.0), interval="600s", ranks=2, hears="all",
+              step_seconds=28.0, steps=120),
+        ("ranks that follow end before they are told",),
+    ),
+    "a save of 20 minutes, for which another rank waits": (
+        _plan(**_LARGE, steps=20, ranks=2), ("ranks that follow watch for hangs",),
+    ),
+    "a rank that crashes, and one that hangs": (
+        _plan(_at(0.5, "rank", how="crash", whose="1", share=-9.0),
+              _at(0.8, "rank", how="hang in a step", whose="3"), ranks=4, is_gpu=True),
+        ("a rank's end that nobody watches",),
+    ),
+    "attempts of two, eight, four and one ranks": (
+        _plan(*(_at(0.4 + 0.3 * n, "takeback", seconds=120.0) for n in range(4)), ranks=2,
+              is_sharded=True, mixes_ranks=True, seed=7),
+        (),
     ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
 }  # fmt: skip

@@ -16,10 +16,10 @@ from stacks.guard import handler
 from stacks.guard import settings as guard_settings
 from tests.simulation.account import Account
 from tests.simulation.clock import CLOCK, Task
-from tests.simulation.machine import place_of
 from tests.simulation.plan import DAY, Plan
+from tests.simulation.ranks import STUBS as RANK_STUBS
 from tests.simulation.shortcuts import quick
-from tests.simulation.stubs import stubbed
+from tests.simulation.stubs import place_of, stubbed
 from tests.simulation.versions import versioned
 from tests.simulation.world import PATIENCE, Universe
 from tests.stacks.guard.world import HOUR
@@ -50,7 +50,7 @@ def _hear(text: str) -> None:
 def simulated() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone; once for many seeds."""
     with ExitStack() as stack:
-        stack.enter_context(stubbed())
+        stack.enter_context(stubbed(RANK_STUBS))
         stack.enter_context(versioned())
         stack.enter_context(CLOCK.patched())
         stack.enter_context(quick())
@@ -134,7 +134,9 @@ def _end_all(account: Account) -> None:
     processes = {task.process for _, _, task, _ in CLOCK.queue}
     processes |= {world.process for world in account.worlds}
     for host in (host for world in account.worlds for host in world.hosts.values()):
-        processes |= {host.process, *([host.trainer] if host.trainer else [])}
+        processes |= {host.process}
+        if host.trainer:
+            processes |= {host.trainer, *host.trainer.ranks}
     for process in processes:
         process.end()
     CLOCK.run(CLOCK.now)

@@ -6,7 +6,6 @@ scripts of userdata/, whose decisions `_Service` repeats. All else that decides 
 
 import json
 import math
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -21,12 +20,11 @@ from contract.errors import UserError
 from contract.grammar import parse_interval
 from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
 from contract.progress import progress_record
-from contract.samples import MODULUS, sum_of_all
 from rehearsal.machines.services import load_units
 from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.shortcuts import QuietPings
-from tests.simulation.stubs import SizedState
+from tests.simulation.stubs import SizedState, is_intact, mixed_ids, place_of
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.world import MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
@@ -42,7 +40,6 @@ from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.protocol import Store, StoreError
-from training.durable.store.transfer import FileEntry, checksum_of, new_hash
 from training.engine.step_log import Pace, TimesSoFar
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
@@ -54,6 +51,7 @@ WATCHDOG_SECONDS = 600.0
 UNIT = load_units(Path(__file__).parents[2] / "userdata/units")["training.service"]
 _CPU = torch.device("cpu")
 _EVALUATION_PIECE = 30.0
+_WEIGHTS = (1.0,) * 8  # of a step's shares (training/engine/reduction.py)
 
 
 class Host:
@@ -84,6 +82,9 @@ class Host:
 
     def start(self) -> None:
         CLOCK.start(self.process, self._boot)
+
+    def begin(self, trainer: Process) -> int:
+        return _Attempt(self, trainer).run()
 
     # -- from outside
 
@@ -329,7 +330,7 @@ class _Service:
             version=world.trainer_version,
         )
         host.trainer = trainer
-        CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
+        CLOCK.start(trainer, lambda: trainer.end(host.begin(trainer)))
         trainer.ended.wait()
         host.step = None
         code = trainer.code if trainer.code is not None else 1
@@ -360,48 +361,55 @@ class _Attempt:
 
     def run(self) -> int:
         host, world = self.host, self.world
-        supervisor = Supervisor(
-            budget_seconds=120,
-            notice_file=host.folder / "notice.json",
-            notice_policy=self.plan.policy,
-            # Who has longer steps than the default allows for, says so.
-            watchdog_seconds=max(WATCHDOG_SECONDS, 3 * self._longest_seconds),
-        )
-        supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
-        self.process.supervisor = supervisor
-        if not world.sees_all:
-            supervisor.watchdog._stop = host.pings = QuietPings(supervisor.watchdog)  # type: ignore[assignment]
-        supervisor.watchdog.start()
-        if (host.folder / "notice.json").exists():
-            supervisor.interruption.record("notice")  # as `listen` does
-        sleep(CLOCK.luck.uniform(3, 20))  # imports
+        supervisor = self.supervised(self.process)
         fault, host.fault = host.fault, ""
         if fault:
             host.is_excused = True
             return 4 if fault == "gpu fault" else 1
         store = SimulatedStore(world, host.machine.id)
         store.patience.deadline = supervisor.interruption.deadline
-        self.options = AttemptOptions(
-            store=store,
-            run_id=world.run_id,
-            writer=host.machine.id,
-            scratch=host.folder,
-            retention=Retention(newest=self.plan.keep),
-            lease_ttl_seconds=TTL_SECONDS,
-            usd_per_hour=0.4,
-            prediction=self.plan.prediction,
-        )
+        self.options = self.attempt_options(store)
         try:
-            return exit_code_of(lambda: run_attempt(self.options, self, supervisor))
+            return exit_code_of(lambda: self.lead(supervisor))
         except PoweredOffError:
             raise
         except Exception as error:
             world.breaks("a trainer crashed", place_of(error))
             return 1
 
-    @property
-    def _longest_seconds(self) -> float:
-        return self.plan.step_seconds + self.plan.life.first_step
+    def lead(self, supervisor: Supervisor) -> int:
+        return run_attempt(self.options, self, supervisor)
+
+    def supervised(self, process: Process) -> Supervisor:
+        """What a process does first."""
+        host, longest = self.host, self.plan.step_seconds + self.plan.life.first_step
+        process.supervisor = supervisor = Supervisor(
+            budget_seconds=120,
+            notice_file=host.folder / "notice.json",
+            notice_policy=self.plan.policy,
+            # Who has longer steps than the default allows for, says so.
+            watchdog_seconds=max(WATCHDOG_SECONDS, 3 * longest),
+        )
+        supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
+        if not self.world.sees_all and process is self.process:
+            supervisor.watchdog._stop = host.pings = QuietPings(supervisor.watchdog)  # type: ignore[assignment]
+        supervisor.watchdog.start()
+        if (host.folder / "notice.json").exists():
+            supervisor.interruption.record("notice")  # as `listen` does
+        sleep(CLOCK.luck.uniform(3, 20))  # imports
+        return supervisor
+
+    def attempt_options(self, store: Store) -> AttemptOptions:
+        return AttemptOptions(
+            store=store,
+            run_id=self.world.run_id,
+            writer=self.host.machine.id,
+            scratch=self.host.folder,
+            retention=Retention(newest=self.plan.keep),
+            lease_ttl_seconds=TTL_SECONDS,
+            usd_per_hour=0.4,
+            prediction=self.plan.prediction,
+        )
 
     def run_config(self) -> RunConfig:
         return self.options.run_config(
@@ -448,7 +456,7 @@ class _Attempt:
             found = dict[str, bytes]()
             for file in entry.files:
                 stored = store.get(checkpoint_prefix(entry.name) + file.name)
-                if stored is None or not _is_intact(stored.data, file):
+                if stored is None or not is_intact(stored.data, file):
                     raise DamagedCheckpointError(f"{file.name} is missing or damaged")
                 found[file.name] = stored.data
             state: Mapping[str, Any] = json.loads(found[checkpointer_file.STATE])
@@ -469,18 +477,20 @@ class _Loop:
         self,
         attempt: _Attempt,
         context: AttemptContext,
-        checkpointer: Checkpointer,
+        checkpointer: Checkpointer | None,
         position: Position,
+        num_shards: int = 1,
     ) -> None:
         self.attempt, self.context, self.plan = attempt, context, attempt.plan
         self.position = position
+        self.num_shards = num_shards
         self.epoch_steps = max(2, self.plan.steps // 5)
         self.policy = CheckpointPolicy(
             context,
             checkpointer,
             self.epoch_steps,
             self._capture,
-            is_sharded=False,
+            is_sharded=num_shards > 1,
             num_steps=self.plan.steps,
             seconds_for=self._seconds_for,
         )
@@ -495,19 +505,19 @@ class _Loop:
             count, self.pace, every=every or self.plan.steps, planned=planned, evaluates=evaluates
         )
 
-    def run(self) -> None:
+    def run(self) -> Position:
         context, work = self.context, self.context.supervisor.long_work
         with work.doing("model"):
             sleep(1)
         is_first = True
-        context.consensus.begin_vote()
+        context.consensus.begin_vote(_WEIGHTS)
         while True:
             if context.consensus.end_vote().is_noticed:
-                self.policy.answer_notice(self.position, self._next_seconds(is_first))
+                self._answer_notice(self._next_seconds(is_first))
             self._evaluate_if_due()
             if self.position.stage_step == self.plan.steps:
                 break
-            context.consensus.begin_vote()
+            context.consensus.begin_vote(_WEIGHTS)
             kind = "first step" if is_first else "step"
             self.policy.protect(self.position, kind)  # type: ignore[arg-type]
             with work.doing(kind):  # type: ignore[arg-type]
@@ -516,6 +526,12 @@ class _Loop:
             self.policy.save_if_due(self.position)
         self.position = replace(self.position, has_ended=True)
         self.policy.save_stage_end(self.position)
+        context.consensus.go_back_if_diverged()
+        return self.position
+
+    def _answer_notice(self, seconds: float | None) -> None:
+        self.context.consensus.go_back_if_diverged()
+        self.policy.answer_notice(self.position, seconds)
 
     def _next_seconds(self, is_first: bool) -> float | None:
         if self._is_evaluation_due:
@@ -524,12 +540,14 @@ class _Loop:
             return 0.0
         return None if is_first else self.plan.step_seconds * 1.02
 
-    def _step(self, more: float) -> None:
-        host = self.attempt.host
+    def _compute(self, more: float) -> None:
         sleep((self.plan.step_seconds + more) * CLOCK.luck.uniform(0.97, 1.02))
-        if host.hangs:
-            host.hangs = False
+        if self.attempt.host.hangs:
+            self.attempt.host.hangs = False
             sleep(math.inf)
+
+    def _step(self, more: float) -> None:
+        self._compute(more)
         before = self.position
         number = before.stage_step
         self.position = replace(before, stage_step=number + 1, step=before.step + 1)
@@ -537,10 +555,11 @@ class _Loop:
         epoch, index = divmod(number, self.epoch_steps)
         self.context.metrics.write(
             "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
-            num_samples=1, ids_sum=_mixed(index), split_samples=self.epoch_steps,
+            num_samples=1, ids_sum=mixed_ids(index), split_samples=self.epoch_steps,
         )  # fmt: skip
-        host.step = self.position.step
-        self.attempt.world.has_progressed(host.machine, "step")
+        if self.context.world.leads:
+            self.attempt.host.step = self.position.step
+            self.attempt.world.has_progressed(self.attempt.host.machine, "step")
 
     @property
     def _is_evaluation_due(self) -> bool:
@@ -560,7 +579,7 @@ class _Loop:
                 break
             except InterruptedRunError:
                 measured = context.supervisor.long_work.measured_seconds("evaluation")
-                self.policy.answer_notice(self.position, measured)
+                self._answer_notice(measured)
         self.times.add_evaluation(CLOCK.now - began)
         self.pace.pass_over(CLOCK.now - began)
         self.position = replace(self.position, evaluated_step=self.position.stage_step)
@@ -577,24 +596,5 @@ class _Loop:
 
     def _capture(self) -> LiveState:
         state = {"position": asdict(self.position.timed(self.times.to_json()))}
-        return SizedState(size=round(self.plan.state_bytes), state=state)  # type: ignore[return-value]
-
-
-def _is_intact(data: bytes, file: FileEntry) -> bool:
-    digest = new_hash(data, is_fast=bool(file.xxh128)).digest()
-    return checksum_of([digest]) == (file.xxh128 or file.sha256)
-
-
-def place_of(error: BaseException) -> str:
-    """Return an error with the file and line that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-
-
-_SUMS = [0]
-
-
-def _mixed(index: int) -> str:
-    while len(_SUMS) <= index + 1:
-        _SUMS.append(sum_of_all.__wrapped__(len(_SUMS)))
-    return f"{(_SUMS[index + 1] - _SUMS[index]) % MODULUS:016x}"
+        size = round(self.plan.state_bytes / self.num_shards)
+        return SizedState(size=size, state=state)  # type: ignore[return-value]

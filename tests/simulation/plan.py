@@ -15,10 +15,12 @@ Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
     "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
-    "power off", "new version", "budget damaged",
+    "power off", "new version", "budget damaged", "rank",
 ]  # fmt: skip
 # What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
 MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")
+# How many times longer a slow rank's steps take.
+SLOWEST = 2.5
 Trouble = Literal["outage", "throttle", "slow", "lost"]
 DAY = 24 * HOUR
 
@@ -32,7 +34,7 @@ class Happening:
     seconds: float = 0.0
     share: float = 1.0
     how: str = ""
-    whose: str = ""  # all, machines, guard
+    whose: str = ""  # all, machines, guard; a rank's number
 
     def __str__(self) -> str:
         of = " ".join(filter(None, (self.how, self.whose)))
@@ -69,6 +71,11 @@ class Plan:
     budget_period: Literal["day", "month"] = "month"
     after_seconds: float = 0.0  # from the world's begin (life.py) to the life's
     has_pools: bool = False  # two zones, of which Spot leaves one at times
+    ranks: int = 1
+    is_sharded: bool = False
+    is_gpu: bool = False  # NCCL's calls wait for a rank that is lost
+    mixes_ranks: bool = False  # each machine has 1, 2, 4 or 8
+    hears: Literal["first", "all", "other"] = "first"  # which ranks a notice reaches
     raises: int = 0  # how often a person deploys with twice the budget, once it is spent
 
     @property
@@ -102,7 +109,8 @@ class Plan:
     def answer_seconds(self) -> float:
         """A notice as long as this leaves time for the step under way and its save, for certain."""
         held = self.state_bytes < 40e9  # memory holds a copy: no save is streamed
-        return 45.0 + 1.1 * self.step_seconds + 2 * self.save_seconds if held else 1e9
+        slowest = SLOWEST if any(each.how == "slow" for each in self.happenings) else 1.0
+        return 45.0 + 1.1 * slowest * self.step_seconds + 2 * self.save_seconds if held else 1e9
 
     @property
     def is_calm(self) -> bool:
@@ -166,6 +174,7 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     plan = _with_deploys(random.Random(f"{seed}-deploy"), _one(seed, fleet))
     plan = _with_others(random.Random(f"{seed}-beside"), plan)
     plan = _at_months_end(random.Random(f"{seed}-month"), plan)
+    plan = _with_ranks(random.Random(f"{seed}-ranks"), plan)
     return _with_other_run(random.Random(f"{seed}-other-run"), plan)
 
 
@@ -222,6 +231,35 @@ def _with_other_run(luck: random.Random, plan: Plan) -> Plan:
     other = Happening(at=at, what="new version", how="other run", seconds=seconds)
     happenings = sorted([*plan.happenings, other], key=lambda each: each.at)
     return replace(plan, happenings=tuple(happenings))
+
+
+def _with_ranks(luck: random.Random, plan: Plan) -> Plan:
+    """Give the first run of a sixth of the lives several ranks, to which something happens."""
+    if luck.random() >= 1 / 6:
+        return plan
+    hows = luck.choices(["crash", "hang in a step", "hang in an evaluation", "slow"], k=3)
+    found = [
+        Happening(
+            at=luck.uniform(0, 1.2 * plan.work_seconds + plan.life.ready),
+            what="rank",
+            how=how,
+            whose=str(luck.randrange(8)),
+            seconds=_log(luck, MINUTE, 4 * HOUR) if how == "slow" else 0.0,
+            share=luck.choice([1.0, -9.0, -11.0]) if how == "crash" else 1.0,
+        )
+        for how in hows[: luck.randint(0, 3)]
+    ]
+    at = luck.uniform(0, plan.work_seconds)
+    found.append(Happening(at=at, what="rebalance"))
+    return replace(
+        plan,
+        happenings=tuple(sorted([*plan.happenings, *found], key=lambda each: each.at)),
+        ranks=luck.choice([2, 2, 4, 8]),
+        is_sharded=luck.random() < 0.4,
+        is_gpu=luck.random() < 0.5,
+        mixes_ranks=luck.random() < 0.25,
+        hears=luck.choice(["first", "first", "first", "all", "other"]),
+    )
 
 
 def _at_months_end(luck: random.Random, plan: Plan) -> Plan:

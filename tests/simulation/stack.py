@@ -16,6 +16,7 @@ from tests.simulation.clock import CLOCK, Process, sleep
 from tests.simulation.machine import Host
 from tests.simulation.pools import open_pools
 from tests.simulation.promises import CALL_EVERY, Promised
+from tests.simulation.ranks import RankedHost
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.model import TICK
 from tests.stacks.guard.world import (
@@ -69,7 +70,8 @@ class Stack(Promised):
         self.tell(f"{machine.id[-4:]} starts on {market}")
         if self.has_pools:
             self.zones[machine.id] = CLOCK.luck.choice(open_pools(self, market))
-        self.hosts[machine.id] = host = Host(self, machine)
+        kind = RankedHost if self.plan.ranks > 1 else Host
+        self.hosts[machine.id] = host = kind(self, machine)  # type: ignore[arg-type]
         host.start()
         self._state_change(machine, "running")
         return machine
@@ -110,8 +112,8 @@ class Stack(Promised):
         if host.is_noticed:  # a notice keeps its time
             return
         host.is_noticed, host.told_seconds = True, seconds
-        has_time = seconds > self.plan.answer_seconds
-        if host.step is not None and has_time and self.head_now:  # else nothing can be committed
+        # Without a head there is nothing that a commit could be written to.
+        if host.step is not None and self.head_now and seconds > self.plan.answer_seconds:
             host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:
             host.notice(seconds)

@@ -1,22 +1,28 @@
 """What stands for GPUs, tensors, a report's page and what processes print."""
 
 import json
+import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from contract.keys import checkpoint_prefix
+from contract.samples import MODULUS, sum_of_all
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, sleep
 from tests.simulation.versions import is_older
 from training.durable import errors as errors_file
 from training.durable.attempt import supervisor as supervisor_file
+from training.durable.record.head import step_of
 from training.durable.report import receipt
 from training.durable.save import publish
 from training.durable.save.tensors import checkpointer as checkpointer_file
+from training.durable.save.tensors.state import SLICES
 from training.durable.store.transfer import (
     CancelledError,
     FileEntry,
@@ -28,7 +34,6 @@ from training.durable.store.transfer import (
 )
 from userdata import interruption_handler
 
-_TENSORS = "model.safetensors"
 _PARTS = 6  # of a state's upload, each sent and repeated by itself
 
 
@@ -49,23 +54,23 @@ class SizedState:
         return [SimpleNamespace(size=self.size)]
 
 
-class _Copies:
+class StateCopies:
     """The host's copies: time to make one, and no room for a large one."""
 
-    def __init__(self, *_: object) -> None:
-        return
+    def __init__(self, _: object, num_copiers: int = 1) -> None:
+        self._num_copiers = num_copiers
 
     def prepare(self, live: SizedState) -> None:
         return
 
     def copy(self, live: SizedState, writing: object) -> SizedState | None:
-        if live.size > 40e9:
+        if live.size * self._num_copiers > 40e9:
             return None
         sleep(live.size / 4e9)
         return replace(live)
 
 
-def _send_state(
+def send_state(
     store: SimulatedStore,
     name: str,
     state: SizedState,
@@ -76,18 +81,43 @@ def _send_state(
     for task in tasks:
         task()
     prefix, rate = checkpoint_prefix(name), CLOCK.process.supervisor.upload_rate
-    part = -(-state.size // _PARTS)
-    for _ in range(_PARTS):
+    # Of a share many: its rank, and rank 0 with it, waits for the one under way if it is dropped.
+    num = max(_PARTS, math.ceil(state.size / rate / 4)) if SLICES in state.state else _PARTS
+    part = -(-state.size // num)
+    for _ in range(num):
         if progress.stop.is_set():
             raise CancelledError("the save was cancelled")
         store.repeating(prefix, lambda client: client.transmit(part / rate), progress.stop)
         progress.add(part)
-    content = json.dumps({"step": state.state["position"]["step"]}).encode()
-    entry = put_text(store, prefix, _TENSORS, content)
+    content = json.dumps({"step": step_of(name)}).encode()
+    share = f".rank-{CLOCK.process.rank:04d}" if SLICES in state.state else ""
+    entry = put_text(store, prefix, f"model{share}.safetensors", content)
     if has_fast_hash() and not is_older():
         digest = new_hash(content, is_fast=True).digest()
         entry = replace(entry, sha256="", xxh128=checksum_of([digest]))
     return (entry,)
+
+
+def is_intact(data: bytes, file: FileEntry) -> bool:
+    """Whether a file's bytes are those that its entry names."""
+    digest = new_hash(data, is_fast=bool(file.xxh128)).digest()
+    return checksum_of([digest]) == (file.xxh128 or file.sha256)
+
+
+_SUMS = [0]
+
+
+def mixed_ids(index: int) -> str:
+    """Return the mixed ids of the samples of one step of an epoch, as metrics keep them."""
+    while len(_SUMS) <= index + 1:
+        _SUMS.append(sum_of_all.__wrapped__(len(_SUMS)))
+    return f"{(_SUMS[index + 1] - _SUMS[index]) % MODULUS:016x}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return an error with the file and line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def _progress() -> TransferProgress:
@@ -106,8 +136,8 @@ _FAULTS = SimpleNamespace(
     cancel_dump_traceback_later=_NOTHING,
 )
 _STUBS: tuple[tuple[Any, str, Any], ...] = (
-    (checkpointer_file, "send_state", _send_state),
-    (checkpointer_file, "HostCopies", _Copies),
+    (checkpointer_file, "send_state", send_state),
+    (checkpointer_file, "HostCopies", StateCopies),
     (publish, "TransferProgress", _progress),
     (supervisor_file, "os", SimpleNamespace(_exit=_exit)),
     (supervisor_file, "faulthandler", _FAULTS),
@@ -119,9 +149,10 @@ _STUBS: tuple[tuple[Any, str, Any], ...] = (
 
 
 @contextmanager
-def stubbed() -> Iterator[None]:
+def stubbed(more: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     """Context without GPUs, tensors, a report's page and what processes print."""
-    patches = [mock.patch.object(owner, name, stub, create=True) for owner, name, stub in _STUBS]
+    stubs = (*_STUBS, *more)
+    patches = [mock.patch.object(owner, name, stub, create=True) for owner, name, stub in stubs]
     patches += [
         mock.patch.object(interruption_handler, "subprocess", SimpleNamespace(
             run=lambda command, **_: _own_host().systemctl(command),

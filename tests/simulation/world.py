@@ -12,6 +12,7 @@ from stacks.guard.fleet import StackFleet, instances_of_stack
 from tests.simulation.clock import CLOCK, sleep
 from tests.simulation.deploys import Deployed
 from tests.simulation.plan import DAY, Happening
+from tests.simulation.ranks import happen_to_rank
 from tests.stacks.guard.world import (
     HOUR,
     MINUTE,
@@ -68,6 +69,7 @@ class Universe(Deployed):
             "budget damaged": self.account.damage,
             "new version": lambda: self.deploy(each),
             "s3": lambda: None,
+            "rank": lambda: [happen_to_rank(self.hosts[one.id], each) for one in live],
         }
         act[each.what]()
 
@@ -101,7 +103,8 @@ class Universe(Deployed):
         for host in self.hosts.values():
             host.process.clock_off = seconds
             if host.trainer is not None:
-                host.trainer.clock_off = seconds
+                for process in (host.trainer, *host.trainer.ranks):
+                    process.clock_off = seconds
 
     def _damage(self, share: float) -> None:
         """Garbage in the newest of the run's checkpoints, or in all."""

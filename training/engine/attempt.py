@@ -30,6 +30,7 @@ from training.durable import (
     Divergence,
     GoBackError,
     HeldRun,
+    InterruptedRunError,
     LocalDataset,
     Position,
     Resume,
@@ -150,7 +151,12 @@ class _WorkloadJob:
 
     def lead(self, supervisor: Supervisor) -> int:
         """Rank 0: hold the run and train; return the exit code of a run that has ended."""
-        code = run_attempt(self._options, self, supervisor)
+        try:
+            code = run_attempt(self._options, self, supervisor)
+        except InterruptedRunError:
+            if not self._has_begun:  # while it waited for the lease, and the others for it
+                self._world.share((Exit.INTERRUPTED, None))
+            raise
         if not self._has_begun:  # the run had already ended: the other ranks end too
             self._world.share((code, None))
         return code

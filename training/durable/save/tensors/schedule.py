@@ -214,10 +214,10 @@ class SaveBudget:
         """Save this boundary if it fits; otherwise finish the save in progress if that fits.
 
         If both fit into half the time, the save in progress is finished first, as free insurance.
-        An estimate from assumed rates refuses nothing, because trying is free too.
+        An estimate from assumed rates refuses nothing before the reserve: trying is free, too.
         """
         left = self.seconds_left
-        if left <= 0:
+        if left <= self.reserve_seconds:
             return "give up"
         finish = self.finish_seconds
         if finish is not None and finish + self.need_seconds <= left / 2:

@@ -219,7 +219,11 @@ class ShardedFollower:
             assert order is not None
             verb, name = order
             if verb == "drop":
-                self._cancel([write for write in self._writes if write.name == name])
+                # Not waited for: what is being sent may take longer than a notice leaves.
+                for write in self._writes:
+                    if write.name == name:
+                        write.cancel()
+                self._live = None  # what it still reads is never committed
             elif verb == "stage":
                 self._stage(name, capture)
             else:

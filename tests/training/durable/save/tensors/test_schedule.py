@@ -176,9 +176,9 @@ def test_the_newest_state_that_fits_is_saved(
     assert budget(left, need, finish).plan == plan
 
 
-def test_an_assumed_rate_refuses_nothing_but_a_notice_that_is_over() -> None:
-    assert budget(1.0, 14.0, is_measured=False).plan == "save"
-    assert budget(-1.0, 14.0, is_measured=False).plan == "give up"
+def test_an_assumed_rate_refuses_nothing_but_what_no_save_may_use() -> None:
+    assert budget(2.1, 14.0, is_measured=False).plan == "save"
+    assert budget(2.0, 14.0, is_measured=False).plan == "give up"
 
 
 def test_every_figure_of_the_arithmetic_is_said() -> None:

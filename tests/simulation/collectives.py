@@ -1,0 +1,216 @@
+"""torch.distributed in virtual time: what `World` asks of it, between the ranks of one machine.
+
+A call is over once all ranks have entered it. A rank that is gone breaks gloo's connections, and
+leaves NCCL's calls waiting, as it does one that all wait for; only a watchdog sees that. Ranks
+whose calls differ would hang, or read each other's bytes: that breaks a promise at once.
+"""
+
+import pickle
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tests.simulation.clock import CLOCK, Event, Process, sleep
+from training.durable.attempt import world as world_file
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Host
+
+
+class Meeting:
+    """The ranks of one attempt, with what they share."""
+
+    def __init__(self, host: "Host", size: int, *, is_gpu: bool) -> None:
+        self.host, self.size = host, size
+        self.gone: set[int] = set()  # ended, or left the group
+        self.notes: dict[str, str] = {}
+        self.groups = (_Group(self, "gloo", breaks=True), _Group(self, "nccl", breaks=not is_gpu))
+
+    def lose(self, rank: int) -> None:
+        """A rank's process has ended, or has closed its connections."""
+        self.gone.add(rank)
+        for group in self.groups:
+            for call in group.calls.values():
+                call.changed.set()
+
+
+class _Group:
+    """The calls of one process group, each by its number."""
+
+    def __init__(self, meeting: Meeting, name: str, *, breaks: bool) -> None:
+        self.meeting, self.name, self.breaks = meeting, name, breaks
+        self.numbers: dict[int, int] = {}  # of the ranks' next calls
+        self.calls: dict[int, _Call] = {}
+
+    def enter(self, kind: str, value: Any = None) -> "_Call":
+        """Begin a call; it is over once the others have begun it, too."""
+        rank, meeting = CLOCK.process.rank, self.meeting
+        number = self.numbers.get(rank, 0)
+        self.numbers[rank] = number + 1
+        call = self.calls.get(number)
+        if call is None:
+            call = self.calls[number] = _Call(self, kind)
+        if kind != call.kind:
+            known = f"rank {next(iter(call.values))} in {call.kind}"
+            how = f"rank {rank} in {kind}, {known}"
+            meeting.host.world.breaks("all ranks call alike", how)
+            sleep(float("inf"))
+        call.values[rank] = value
+        if len(call.values) == meeting.size:
+            del self.calls[number]
+            call.changed.set()
+        return call
+
+
+class _Call:
+    """One collective call, as torch's Work."""
+
+    def __init__(self, group: _Group, kind: str) -> None:
+        self.group, self.kind = group, kind
+        self.values: dict[int, Any] = {}
+        self.changed = Event()
+        self.put: dict[int, Callable[[], None]] = {}
+
+    def wait(self) -> "_Call":
+        group = self.group
+        while len(self.values) < group.meeting.size:
+            if group.meeting.gone and group.breaks:
+                sleep(CLOCK.luck.uniform(0.001, 0.3))
+                raise RuntimeError(f"[{group.name}] Connection closed by peer")
+            self.changed.clear()
+            self.changed.wait()
+        sleep(CLOCK.luck.uniform(0.0001, 0.002))
+        if (put := self.put.pop(CLOCK.process.rank, None)) is not None:
+            put()
+        return self
+
+    @property
+    def in_order(self) -> list[Any]:
+        return [self.values[rank] for rank in range(self.group.meeting.size)]
+
+
+def _group(given: Any) -> _Group:
+    gloo, nccl = CLOCK.process.meeting.groups
+    return nccl if given is None else gloo
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tensor.dtype}{[*tensor.shape]}"
+
+
+def _all_reduce(
+    tensor: Tensor, op: str = "sum", group: Any = None, async_op: bool = False
+) -> _Call | None:
+    call = _group(group).enter(f"all_reduce {op} {_shape(tensor)}", tensor.clone())
+
+    def put() -> None:
+        values = torch.stack(call.in_order)
+        tensor.copy_(values.sum(0) if op == "sum" else values.amax(0))
+
+    call.put[CLOCK.process.rank] = put
+    return call if async_op else call.wait() and None
+
+
+def _broadcast(tensor: Tensor, src: int, group: Any = None) -> None:
+    call = _group(group).enter(f"broadcast {_shape(tensor)}", tensor.clone())
+    tensor.copy_(call.wait().values[src])
+
+
+def _broadcast_objects(box: list[Any], src: int, group: Any) -> None:
+    rank = CLOCK.process.rank
+    call = _group(group).enter("broadcast object", pickle.dumps(box[0]) if rank == src else b"")
+    box[0] = pickle.loads(call.wait().values[src])
+
+
+def _all_gather_objects(found: list[Any], value: Any, group: Any) -> None:
+    call = _group(group).enter("all_gather object", pickle.dumps(value))
+    found[:] = [pickle.loads(each) for each in call.wait().in_order]
+
+
+def _init(backend: str, **_: Any) -> None:
+    """Wait for all others; there is no connection yet that one who ends could break."""
+    del backend
+    meeting = CLOCK.process.meeting
+    call = meeting.groups[1].enter("init")
+    while len(call.values) < meeting.size:
+        call.changed.clear()
+        call.changed.wait()
+
+
+def _new_group(**_: Any) -> _Group:
+    group: _Group = CLOCK.process.meeting.groups[0]
+    group.enter("new group").wait()
+    return group
+
+
+def _leave() -> None:
+    CLOCK.process.meeting.lose(CLOCK.process.rank)
+
+
+class _Notes:
+    """The store by which ranks meet: any of them reads and writes it, without waiting."""
+
+    def __init__(self, name: str, store: Any) -> None:
+        del name, store
+        self._notes = CLOCK.process.meeting.notes
+
+    def set(self, key: str, text: str) -> None:
+        self._notes[key] = text
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._notes for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self._notes[key].encode()
+
+
+def _rendezvous(*_: Any, **__: Any) -> Iterator[Any]:
+    yield SimpleNamespace(set_timeout=lambda _: None), 0, 0
+
+
+class _Queue:
+    """queue.SimpleQueue, of which one thread waits."""
+
+    def __init__(self) -> None:
+        self._items, self._changed = deque[Any](), Event()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._changed.set()
+
+    def get(self, timeout: float) -> Any:
+        if not self._items and not self._changed.wait(timeout):
+            raise queue.Empty
+        return self._items.popleft()
+
+
+DIST = SimpleNamespace(
+    ReduceOp=SimpleNamespace(MAX="max"),
+    DistError=torch.distributed.DistError,
+    ProcessGroup=_Group,
+    init_process_group=_init,
+    new_group=_new_group,
+    destroy_process_group=_leave,
+    all_reduce=_all_reduce,
+    broadcast=_broadcast,
+    broadcast_object_list=_broadcast_objects,
+    all_gather_object=_all_gather_objects,
+    barrier=lambda group: _group(group).enter("barrier").wait() and None,
+)
+STUBS: tuple[tuple[Any, str, Any], ...] = (
+    (world_file, "dist", DIST),
+    (world_file, "rendezvous", _rendezvous),
+    (world_file, "PrefixStore", _Notes),
+    (world_file, "queue", SimpleNamespace(SimpleQueue=_Queue, Empty=queue.Empty)),
+)
+
+
+def watch(process: Process) -> None:
+    """Wait for a rank's process to end, of which the others' connections tell."""
+    process.ended.wait()
+    process.meeting.lose(process.rank)
