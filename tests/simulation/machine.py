@@ -6,7 +6,6 @@ scripts of userdata/, whose decisions `_Service` repeats. All else that decides 
 
 import json
 import math
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -21,12 +20,11 @@ from contract.errors import UserError
 from contract.grammar import parse_interval
 from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
 from contract.progress import progress_record
-from contract.samples import MODULUS, sum_of_all
 from rehearsal.machines.services import load_units
 from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.shortcuts import QuietPings
-from tests.simulation.stubs import SizedState
+from tests.simulation.stubs import SizedState, digest_of_sample, place_of
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.world import MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
@@ -76,6 +74,8 @@ class Host:
         self.step: int | None = None  # what its trainer has reached
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
         self.fault = ""  # what the next attempt meets
+        self.attempt: type[Attempt] = Attempt  # or a program's
+        self.disk: Any = None  # of a program's folder
         self.is_excused = False  # the next failed attempt is no fault of the trainer
         self.cli = {
             name: GuardService(world=world, who=machine.id, connect_seconds=5, read_seconds=32)
@@ -124,9 +124,13 @@ class Host:
     def pause(self, seconds: float) -> None:
         if self.pings is not None:
             self.pings.pause()
-        for process in (self.process, self.trainer):
-            if process is not None:
-                process.paused_until = CLOCK.now + seconds
+        for process in self.processes:
+            process.paused_until = CLOCK.now + seconds
+
+    @property
+    def processes(self) -> list[Process]:
+        """Its own, its trainer's, and a program's."""
+        return [self.process, *([self.trainer, *self.trainer.children] if self.trainer else [])]
 
     # -- events and signals
 
@@ -180,7 +184,13 @@ class Host:
             "SIGUSR2": interruption.recommend_rebalance,
             "SIGTERM": lambda: interruption.record("shutdown"),
         }[name]
-        CLOCK.start(trainer, act)
+
+        def hear() -> None:
+            act()
+            if trainer.program is not None:
+                trainer.program.poke()
+
+        CLOCK.start(trainer, hear)
 
     # -- a boot, and the services after it
 
@@ -329,7 +339,7 @@ class _Service:
             version=world.trainer_version,
         )
         host.trainer = trainer
-        CLOCK.start(trainer, lambda: trainer.end(_Attempt(host, trainer).run()))
+        CLOCK.start(trainer, lambda: trainer.end(host.attempt(host, trainer).run()))
         trainer.ended.wait()
         host.step = None
         code = trainer.code if trainer.code is not None else 1
@@ -350,7 +360,7 @@ class _Service:
         return code
 
 
-class _Attempt:
+class Attempt:
     """The trainer's process: `run_attempt` with a job whose steps are time."""
 
     def __init__(self, host: Host, process: Process) -> None:
@@ -367,7 +377,7 @@ class _Attempt:
             # Who has longer steps than the default allows for, says so.
             watchdog_seconds=max(WATCHDOG_SECONDS, 3 * self._longest_seconds),
         )
-        supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
+        supervisor.upload_rate, supervisor.host = self.plan.upload_rate, host  # type: ignore[attr-defined]
         self.process.supervisor = supervisor
         if not world.sees_all:
             supervisor.watchdog._stop = host.pings = QuietPings(supervisor.watchdog)  # type: ignore[assignment]
@@ -381,23 +391,27 @@ class _Attempt:
             return 4 if fault == "gpu fault" else 1
         store = SimulatedStore(world, host.machine.id)
         store.patience.deadline = supervisor.interruption.deadline
-        self.options = AttemptOptions(
-            store=store,
-            run_id=world.run_id,
-            writer=host.machine.id,
-            scratch=host.folder,
-            retention=Retention(newest=self.plan.keep),
-            lease_ttl_seconds=TTL_SECONDS,
-            usd_per_hour=0.4,
-            prediction=self.plan.prediction,
-        )
+        about = {
+            "store": store,
+            "run_id": world.run_id,
+            "writer": host.machine.id,
+            "scratch": host.folder,
+            "retention": Retention(newest=self.plan.keep),
+            "lease_ttl_seconds": TTL_SECONDS,
+            "usd_per_hour": 0.4,
+            "prediction": self.plan.prediction,
+        }
         try:
-            return exit_code_of(lambda: run_attempt(self.options, self, supervisor))
+            return exit_code_of(lambda: self.act(about, supervisor))
         except PoweredOffError:
             raise
         except Exception as error:
             world.breaks("a trainer crashed", place_of(error))
             return 1
+
+    def act(self, about: Mapping[str, Any], supervisor: Supervisor) -> int:
+        self.options = AttemptOptions(**about)
+        return run_attempt(self.options, self, supervisor)
 
     @property
     def _longest_seconds(self) -> float:
@@ -467,7 +481,7 @@ class _Loop:
 
     def __init__(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         context: AttemptContext,
         checkpointer: Checkpointer,
         position: Position,
@@ -537,7 +551,7 @@ class _Loop:
         epoch, index = divmod(number, self.epoch_steps)
         self.context.metrics.write(
             "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
-            num_samples=1, ids_sum=_mixed(index), split_samples=self.epoch_steps,
+            num_samples=1, ids_sum=digest_of_sample(index), split_samples=self.epoch_steps,
         )  # fmt: skip
         host.step = self.position.step
         self.attempt.world.has_progressed(host.machine, "step")
@@ -583,18 +597,3 @@ class _Loop:
 def _is_intact(data: bytes, file: FileEntry) -> bool:
     digest = new_hash(data, is_fast=bool(file.xxh128)).digest()
     return checksum_of([digest]) == (file.xxh128 or file.sha256)
-
-
-def place_of(error: BaseException) -> str:
-    """Return an error with the file and line that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-
-
-_SUMS = [0]
-
-
-def _mixed(index: int) -> str:
-    while len(_SUMS) <= index + 1:
-        _SUMS.append(sum_of_all.__wrapped__(len(_SUMS)))
-    return f"{(_SUMS[index + 1] - _SUMS[index]) % MODULUS:016x}"

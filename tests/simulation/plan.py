@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from contract.goodput import PLANNED, USEFUL
+from tests.simulation.habits import Habit, draw_habit
+from tests.simulation.habits import log_uniform as _log
 from tests.stacks.guard.world import HOUR, MINUTE, Life
 
 Kind = Literal[
@@ -69,6 +71,7 @@ class Plan:
     budget_period: Literal["day", "month"] = "month"
     after_seconds: float = 0.0  # from the world's begin (life.py) to the life's
     has_pools: bool = False  # two zones, of which Spot leaves one at times
+    program: Habit | None = None  # the run is of a program, not of a workload
     raises: int = 0  # how often a person deploys with twice the budget, once it is spent
 
     @property
@@ -154,10 +157,6 @@ class Plan:
         )
 
 
-def _log(luck: random.Random, low: float, high: float) -> float:
-    return float(low * (high / low) ** luck.random())
-
-
 def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     """Draw a plan: most seeds are mild, some have everything at once.
 
@@ -166,7 +165,8 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     plan = _with_deploys(random.Random(f"{seed}-deploy"), _one(seed, fleet))
     plan = _with_others(random.Random(f"{seed}-beside"), plan)
     plan = _at_months_end(random.Random(f"{seed}-month"), plan)
-    return _with_other_run(random.Random(f"{seed}-other-run"), plan)
+    plan = _with_other_run(random.Random(f"{seed}-other-run"), plan)
+    return _with_program(random.Random(f"{seed}-program"), plan)
 
 
 def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
@@ -224,6 +224,40 @@ def _with_other_run(luck: random.Random, plan: Plan) -> Plan:
     return replace(plan, happenings=tuple(happenings))
 
 
+def _with_program(luck: random.Random, plan: Plan) -> Plan:
+    """Make a fifth of the lives a program's: alone, without a deadline, and mostly shorter."""
+    if luck.random() >= 0.2:
+        return plan
+    work = _log(luck, 0.4 * HOUR, 10 * HOUR)
+    habit = draw_habit(luck, work, plan.state_bytes)
+    step_seconds = min(plan.step_seconds, max(1.0, habit.save_every), work / 20)
+    happenings = tuple(
+        _sooner(each, work / plan.work_seconds)
+        for each in plan.happenings
+        if each.what not in ("hang", "budget damaged")
+    )
+    return replace(
+        plan,
+        program=habit,
+        steps=max(4, round(work / step_seconds)),
+        step_seconds=step_seconds,
+        evaluation_every=0,
+        evaluation_seconds=0.0,
+        happenings=happenings,
+        beside=(),
+        budget_usd=0.0,
+        deadline_hours=0.0,
+        after_seconds=0.0,
+        raises=0,
+        has_pools=False,
+    )
+
+
+def _sooner(each: Happening, share: float) -> Happening:
+    """Let it happen in the program's shorter life, if that is shorter."""
+    return replace(each, at=each.at * min(1.0, share))
+
+
 def _at_months_end(luck: random.Random, plan: Plan) -> Plan:
     """Let half of the lives with a month's budget begin in its last days, and go on in the next."""
     if not plan.budget_usd or plan.budget_period != "month" or luck.random() >= 0.5:
@@ -278,7 +312,10 @@ def _with_market(luck: random.Random, plan: Plan) -> Plan:
     """Give it a deadline; of half of them Spot is all that happens, and often away for hours."""
     found = [each for each in plan.happenings if each.what in MARKET]
     for _ in range(luck.randint(0, 6)):
-        at, seconds = luck.uniform(0, 1.5 * plan.work_seconds), _log(luck, 10 * MINUTE, 20 * HOUR)
+        at, seconds = (
+            luck.uniform(0, 1.5 * plan.work_seconds),
+            _log(luck, 10 * MINUTE, 20 * HOUR),
+        )
         found.append(Happening(at=at, what="no capacity", seconds=seconds))
     others = luck.choice([(), plan.happenings])
     happenings = sorted({*found, *others}, key=lambda each: (each.at, each.what))

@@ -1,14 +1,17 @@
 """What stands for GPUs, tensors, a report's page and what processes print."""
 
 import json
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from contract.keys import checkpoint_prefix
+from contract.samples import MODULUS, sum_of_all
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, sleep
 from tests.simulation.versions import is_older
@@ -140,3 +143,18 @@ def stubbed() -> Iterator[None]:
 
 def _own_host() -> Any:
     return CLOCK.process.supervisor
+
+
+_SUMS = [0]
+
+
+def digest_of_sample(index: int) -> str:
+    while len(_SUMS) <= index + 1:
+        _SUMS.append(sum_of_all.__wrapped__(len(_SUMS)))
+    return f"{(_SUMS[index + 1] - _SUMS[index]) % MODULUS:016x}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return an error with the file and line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"

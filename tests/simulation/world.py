@@ -94,14 +94,17 @@ class Universe(Deployed):
         host = self.hosts[machine.id]
         host.fault, host.is_excused, host.owed = fault, True, 0  # nobody is left to answer a notice
         if host.trainer is not None:
-            host.trainer.end(1)
+            program = host.trainer.program
+            if program is not None and not fault and CLOCK.luck.random() < 0.5:
+                program.kill()
+            else:
+                host.trainer.end(1)
 
     def _jump(self, seconds: float) -> None:
         self.clock_off = seconds
         for host in self.hosts.values():
-            host.process.clock_off = seconds
-            if host.trainer is not None:
-                host.trainer.clock_off = seconds
+            for process in host.processes:
+                process.clock_off = seconds
 
     def _damage(self, share: float) -> None:
         """Garbage in the newest of the run's checkpoints, or in all."""
@@ -170,6 +173,8 @@ class Universe(Deployed):
         """Resume a run that was stopped for what has passed, within its limits."""
         while True:
             sleep(PERSON_SECONDS)
+            if self.always_crashes:
+                return
             is_at_zero = self.target == 0 and CLOCK.now > self.away_until
             given_up = sum("gave the run up" in mail for mail in self.mails)
             if is_at_zero and given_up > self.heeded and not self.trainer_version:
