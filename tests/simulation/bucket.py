@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Universe
 
 # What a program's tensors begin with, and how many bytes of them stand for its whole state.
-TENSORS, FOLDER_BYTES = b"T:", 4096
+TENSORS, FOLDER_BYTES = b"T:", 16384
 ENDPOINT = "https://runs.s3.amazonaws.com"
 
 

@@ -39,12 +39,18 @@ class Habit:
     quiet_seconds: float = 10.0
     look_seconds: float = 0.5  # a folder of many files is looked at less often
     clones: bool = True  # its file system
+    has_room: bool = True  # for copies of what it saves
     start_seconds: float = 20.0
 
     @property
     def has_whole_pauses(self) -> bool:
         """Whether its saves have no pause that a quiet time takes for their end."""
         return self.says_when or self.pause_seconds < 0.8 * self.quiet_seconds
+
+    @property
+    def saving_seconds(self) -> float:
+        """How long a save takes, with its pauses."""
+        return self.write_seconds + self.pieces * self.pause_seconds
 
     @property
     def overwrites(self) -> bool:
@@ -61,8 +67,8 @@ def draw_habit(luck: random.Random, work: float, state_bytes: float) -> Habit:
     kinds: tuple[Kind, ...] = ("rename", "in place", "numbered", "shards", "pair", "append")
     kind = luck.choices(kinds, [3, 3, 3, 2, 1, 1])[0]
     quiet = luck.choice([10.0, 10.0, 10.0, log_uniform(luck, 2, 60)])
-    every = min(log_uniform(luck, 5, 2 * HOUR), work / 4)
-    writes = min(state_bytes / log_uniform(luck, 2e8, 2e9), 0.5 * every, 10 * MINUTE)
+    writes = min(state_bytes / log_uniform(luck, 2e8, 2e9), 10 * MINUTE, work / 16)
+    every = max(2 * writes, min(log_uniform(luck, 5, 2 * HOUR), work / 4))
     pieces = {"shards": luck.randint(2, 6), "pair": 2}.get(kind, 1)
     pause = luck.choice([0.0, 0.1, 0.5, 1.5]) * quiet * (pieces > 1)
     logs = luck.choice([(), ("train.log",), ("metrics.csv",), ("events.out.tfevents.1", "a.csv")])
@@ -90,5 +96,6 @@ def draw_habit(luck: random.Random, work: float, state_bytes: float) -> Habit:
         quiet_seconds=quiet,
         look_seconds=luck.choice([0.5, 1.0, 2.0]),
         clones=luck.random() < 0.7,
+        has_room=luck.random() < 0.9,
         start_seconds=log_uniform(luck, 3, 5 * MINUTE),
     )

@@ -132,12 +132,15 @@ class ProgramRecord:
     def most_lost(self) -> float:
         """How much work may be unsaved, in seconds, where S3 is well."""
         habit, plan = self.habit, self.world.plan
-        saving = habit.write_seconds + habit.pieces * habit.pause_seconds
+        saving = habit.saving_seconds
         moment = 0.0 if habit.says_when else 150.0 + 3 * habit.quiet_seconds
         if habit.kind == "append":
             return moment + MINUTE + 2 * plan.step_seconds
-        if not habit.clones and plan.state_bytes / 2e9 > 5.0 and habit.overwrites:
+        rest = habit.save_every - saving
+        if not habit.clones and plan.state_bytes / 2e9 > 5.0 and rest < 2 * habit.quiet_seconds:
             return 1e9  # it cannot be stopped for so long
+        if not (habit.has_room or habit.says_when):
+            return 1e9  # what is sent from where it lies may change
         steps = 2 * plan.step_seconds
         return (
             habit.save_every + steps + 2 * saving + moment + 2.5 * plan.save_seconds + 2 * MINUTE

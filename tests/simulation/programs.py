@@ -386,7 +386,7 @@ _STUBS: tuple[tuple[Any, str, Any], ...] = (
     (processes, "children", _children),
     (processes, "_open_for_writing", _open_for_writing),
     (capture_file, "mapped_for_writing", lambda _: set()),
-    (capture_file, "_has_room", lambda *_: True),
+    (capture_file, "_has_room", lambda *_: _habit().has_room),
     (capture_file, "_copy", _copy),
     (FolderSave, "_hash", _hash),
     (mirror, "stopped", _stopped),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DATABASE = "runs.db"
 _SETTINGS = "config.json"
 _HEAD = re.compile(rb"T:(\d+):(\d+):")
-_LINE = b"%07d;0.25;0.5\n"
+_LINE = b"%07d\n"
 _PIECE = 30.0
 
 

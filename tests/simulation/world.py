@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from contract.keys import GUARD, HEAD, checkpoint_prefix
+from contract.keys import GUARD, HEAD, blob_key, checkpoint_prefix
 from stacks.guard.fleet import StackFleet, instances_of_stack
 from tests.simulation.clock import CLOCK, sleep
 from tests.simulation.deploys import Deployed
@@ -110,10 +110,14 @@ class Universe(Deployed):
         """Garbage in the newest of the run's checkpoints, or in all."""
         names = sorted(self.named)
         for name in names[len(names) - math.ceil(share * len(names)) :]:
-            for file in self.named[name]["files"]:
-                self.bucket.write(
-                    self.prefix + checkpoint_prefix(name) + file["name"], b"?" * file["bytes"]
-                )
+            prefix = checkpoint_prefix(name)
+            keys = [prefix + file["name"] for file in self.named[name]["files"]]
+            if self.record and CLOCK.luck.random() < 0.5:  # some of what it names
+                blobs = sorted(self.record.needs.get(name, ()))
+                keys = [blob_key(blob) for blob in blobs if CLOCK.luck.random() < 0.5]
+            for key in (self.prefix + key for key in keys):
+                if found := self.bucket.found(key):
+                    self.bucket.write(key, b"?" * len(found.data or b""))
 
     def _delete_head(self, seconds: float) -> None:
         """A person deletes head.json, and restores its last version later."""
