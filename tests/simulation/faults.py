@@ -295,7 +295,11 @@ _OF_PROGRAMS: Mapping[str, Fault] = {
     ),
     "blobs stay for ever": _fault(Blobs, "_delete", _nothing, "for nothing"),
     "growth is no state": _fault(GrowingFiles, "are_state", lambda *_: False, "last save"),
-    "no last snapshot at a notice": _fault(Mirror, "_commit_last", lambda *_: False, "a notice"),
+    "a save that took long is a log": _text(
+        GrowingFiles, "_is_log", "seen.is_stream", "any(count - seen.others[name] >= 2 and "
+        "self._sizes[name] > seen.state.bytes for name, count in self.saves.items())", "whole",
+    ),
+    "no last snapshot at a notice": _fault(Mirror, "_commit_last", lambda *_: False, "steps"),
     "a restore leaves what was there": _text(
         restore, "_clear", "(root / path).unlink()", "pass", "restored"
     ),

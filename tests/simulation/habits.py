@@ -34,6 +34,7 @@ class Habit:
     log_every: float = 60.0
     keeps_open: bool = False  # its logs
     has_database: bool = False  # beside its saves
+    has_best: bool = False  # a smaller file, written in place at every third save
     writes_at_start: bool = False  # a file of settings, each time
     crash: Literal["", "start", "step"] = ""  # always
     quiet_seconds: float = 10.0
@@ -50,13 +51,22 @@ class Habit:
     @property
     def saving_seconds(self) -> float:
         """How long a save takes, with its pauses."""
-        return self.write_seconds + self.pieces * self.pause_seconds
+        return (
+            self.write_seconds * (1.5 if self.has_best else 1.0) + self.pieces * self.pause_seconds
+        )
+
+    @property
+    def most_unsaved(self) -> float:
+        """How long its work may wait for a moment at which it is captured, in seconds."""
+        moment = 0.0 if self.says_when else 150.0 + 3 * self.quiet_seconds
+        return self.save_every + 2 * self.saving_seconds + moment
 
     @property
     def overwrites(self) -> bool:
         """Whether a save begins by destroying the one before."""
         is_alone = self.keep_last == 1 and self.deletes_first
-        return self.kind in ("in place", "pair") or (self.kind != "rename" and is_alone)
+        is_in_place = self.kind in ("in place", "pair") or self.has_best
+        return is_in_place or (self.kind != "rename" and is_alone)
 
 
 def log_uniform(luck: random.Random, low: float, high: float) -> float:
@@ -98,4 +108,5 @@ def draw_habit(luck: random.Random, work: float, state_bytes: float) -> Habit:
         clones=luck.random() < 0.7,
         has_room=luck.random() < 0.9,
         start_seconds=log_uniform(luck, 3, 5 * MINUTE),
+        has_best=kind != "append" and luck.random() < 0.2,
     )

@@ -120,6 +120,10 @@ class Plan:
         """What a run takes of which each machine loses a restart and an interval of Young's."""
         life = 2.1 * HOUR  # what the trainer assumes at first (contract/auto_interval.py)
         interval = math.sqrt(2 * self.save_seconds * life) if self.interval == "auto" else 600.0
+        if self.program:
+            if self.program.begins == "from scratch" or self.program.is_silent:
+                return math.inf
+            interval = self.program.most_unsaved + self.program.start_seconds
         steps = 7 * self.step_seconds if self.interval == "7steps" else 2 * self.step_seconds
         lost = self.restart_seconds + interval + 2 * self.save_seconds + steps + 20 * MINUTE
         return (
@@ -130,6 +134,10 @@ class Plan:
     @property
     def saving_share(self) -> float:
         """How much longer steps take where training waits for saves."""
+        if self.program:
+            waits = self.program.says_when or not self.program.has_room
+            saving = self.program.saving_seconds + waits * (self.save_seconds + 2.0)
+            return 1.15 + saving / self.program.save_every
         waits = self.state_bytes >= 40e9 or self.interval == "7steps"
         return 1.0 + waits * self.save_seconds / min(600.0, 7 * self.step_seconds)
 
@@ -234,6 +242,7 @@ def _with_program(luck: random.Random, plan: Plan) -> Plan:
         return plan
     work = _log(luck, 0.4 * HOUR, 10 * HOUR)
     habit = draw_habit(luck, work, plan.state_bytes)
+    work = min(work, max(0.4 * HOUR, 500 * habit.save_every))
     step_seconds = min(plan.step_seconds, max(1.0, habit.save_every), work / 20)
     happenings = tuple(
         _sooner(each, work / plan.work_seconds)

@@ -65,6 +65,9 @@ class ProgramRecord:
                 if blob is None or blob.data is None:
                     world.breaks("the head names a file that is not there", content["blob"])
                     continue
+                if blob.data.startswith(b"??"):
+                    self.steps[name] = None  # it shares a blob that was damaged
+                    return
                 data = blob.data[content["start"] : content["start"] + content["bytes"]]
             files[one["path"]] = data
         self._judge_files(name, files, is_tentative=bool(entry.get("is_tentative")))
@@ -84,7 +87,8 @@ class ProgramRecord:
             self.steps[name] = load(files, self.habit)
         except TornError as torn:
             self.steps[name] = None
-            if not is_tentative and self.habit.has_whole_pauses:
+            is_promised = self.habit.has_whole_pauses and self.is_steady
+            if is_promised and not is_tentative:
                 world.breaks("a snapshot holds whole saves", f"{torn} in {name}")
 
     def deleted(self, name: str) -> None:
@@ -132,19 +136,15 @@ class ProgramRecord:
     def most_lost(self) -> float:
         """How much work may be unsaved, in seconds, where S3 is well."""
         habit, plan = self.habit, self.world.plan
-        saving = habit.saving_seconds
-        moment = 0.0 if habit.says_when else 150.0 + 3 * habit.quiet_seconds
         if habit.kind == "append":
-            return moment + MINUTE + 2 * plan.step_seconds
-        rest = habit.save_every - saving
+            return habit.most_unsaved + MINUTE + 2 * plan.step_seconds
+        rest = habit.save_every - habit.saving_seconds
         if not habit.clones and plan.state_bytes / 2e9 > 5.0 and rest < 2 * habit.quiet_seconds:
             return 1e9  # it cannot be stopped for so long
         if not (habit.has_room or habit.says_when):
             return 1e9  # what is sent from where it lies may change
-        steps = 2 * plan.step_seconds
-        return (
-            habit.save_every + steps + 2 * saving + moment + 2.5 * plan.save_seconds + 2 * MINUTE
-        ) * 1.1
+        sending = 2.5 * plan.save_seconds + 2 * MINUTE
+        return 1.1 * (habit.most_unsaved + 2 * plan.step_seconds + sending)
 
     def judge_end(self, state: str) -> None:
         """What must hold once all is over."""

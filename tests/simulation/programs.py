@@ -27,6 +27,7 @@ from training.durable.program import job, watch
 from training.durable.program import log as log_file
 from training.durable.program.container import ProgramOptions
 from training.durable.program.job import run_program
+from training.durable.program.log import ProgramLog
 from training.durable.save.snapshots import capture as capture_file
 from training.durable.save.snapshots import folder_saves, listing, mirror, processes, restore
 from training.durable.save.snapshots.folder_saves import FolderSave
@@ -185,6 +186,17 @@ _PIPES = SimpleNamespace(
 )
 
 
+def _close(log: ProgramLog, seconds: float) -> None:
+    try:
+        _REAL_CLOSE(log, seconds)
+    except PoweredOffError:
+        log._local.close()  # as the kernel does
+        raise
+
+
+_REAL_CLOSE = ProgramLog.close
+
+
 # -- what /proc says
 
 
@@ -291,13 +303,13 @@ class QuietLooks(Event):
         """Note a look, and when the next is due."""
         watcher = self._watcher
         captured, found = watcher.captured, watcher._quiet.listing
-        is_new = watcher._uncaptured_since is not None
+        is_new = watcher._uncaptured_since is not None or watcher._is_tentative
         has_grown = bool(captured and found and captured.files != found.files)
         self._seen, self.is_idle = seen, not is_new and not has_grown
         if not watcher.is_hasty and not self.is_idle:
             if not is_new:
                 following = max(following, CLOCK.now + 10.0)
-            elif watcher.uncaptured_seconds > 300.0:
+            elif CLOCK.now - watcher._quiet.since > 300.0:
                 following = max(following, CLOCK.now + 5.0)
         self.next = following
 
@@ -404,6 +416,7 @@ _STUBS: tuple[tuple[Any, str, Any], ...] = (
     (watch, "Elsewhere", _Nothing),
     (watch, "_POLL_SECONDS", 1.0),
     (log_file, "os", _PIPES),
+    (ProgramLog, "close", _close),
     (log_file, "_SEND_SECONDS", 60.0),
     (Watcher, "start", _start),
     (Watcher, "_look", _look),

@@ -53,6 +53,8 @@ def read_tensors(files: Mapping[str, bytes], path: str) -> int:
 
 def load(files: Mapping[str, bytes], habit: Habit) -> int:
     """Return the step from which a script goes on that finds these files; TornError if none."""
+    if habit.has_best and "best.pt" in files:
+        read_tensors(files, "best.pt")
     if habit.kind == "append":
         return files.get("results.txt", b"").count(b"\n")
     if habit.kind == "pair":
@@ -83,7 +85,7 @@ class Script:
         self.host, self.plan = process.host, process.host.world.plan
         self.record = process.host.world.record
         self.signalled, self._is_told, self._must_stop = Event(), False, False
-        self._logged, self._counter = CLOCK.now, 0
+        self._logged, self._counter, self._saves = CLOCK.now, 0, 0
         self._held: list[Any] = []
 
     def run(self) -> int:
@@ -170,6 +172,9 @@ class Script:
             "shards": self._shards, "pair": self._pair,
         }[habit.kind]  # fmt: skip
         act(step)
+        self._saves += 1
+        if habit.has_best and self._saves % 3 == 1:
+            self._write("best.pt", tensors(step, 2), habit.write_seconds / 2)
         if not habit.deletes_first:
             self._prune(habit.keep_last)
         if habit.says_when:
@@ -200,9 +205,9 @@ class Script:
             self._sleep(self.habit.pause_seconds)
         self.disk.write("latest", folder.encode())
 
-    def _write(self, path: str, data: bytes) -> None:
-        """Write a file over its share of the save's seconds."""
-        seconds = self.habit.write_seconds / self.habit.pieces
+    def _write(self, path: str, data: bytes, seconds: float = -1.0) -> None:
+        """Write a file over so many seconds, or its share of the save's."""
+        seconds = self.habit.write_seconds / self.habit.pieces if seconds < 0 else seconds
         count = max(1, min(40, math.ceil(seconds)))
         size = -(-len(data) // count)
         with self.disk.open(path):
