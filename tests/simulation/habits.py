@@ -5,7 +5,7 @@ real, but tiny, and stands for `state_bytes` of its plan.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.stacks.guard.world import HOUR, MINUTE
@@ -56,6 +56,14 @@ class Habit:
         )
 
     @property
+    def seems_to_save(self) -> bool:
+        """Whether a file is open that is not known to be a log until it has grown three times.
+
+        A notice then comes, as far as anybody can see, in the middle of a save.
+        """
+        return self.keeps_open and any(name.endswith(".csv") for name in self.logs)
+
+    @property
     def most_unsaved(self) -> float:
         """How long its work may wait for a moment at which it is captured, in seconds."""
         moment = 0.0 if self.says_when else 150.0 + 3 * self.quiet_seconds
@@ -83,7 +91,7 @@ def draw_habit(luck: random.Random, work: float, state_bytes: float) -> Habit:
     pause = luck.choice([0.0, 0.1, 0.5, 1.5]) * quiet * (pieces > 1)
     logs = luck.choice([(), ("train.log",), ("metrics.csv",), ("events.out.tfevents.1", "a.csv")])
     has_work_left = work < 2 * HOUR
-    return Habit(
+    habit = Habit(
         kind=kind,
         save_every=max(every, 2 * pieces * pause),
         write_seconds=writes,
@@ -110,3 +118,6 @@ def draw_habit(luck: random.Random, work: float, state_bytes: float) -> Habit:
         start_seconds=log_uniform(luck, 3, 5 * MINUTE),
         has_best=kind != "append" and luck.random() < 0.2,
     )
+    # Each start would commit something, and only max_hours would end it.
+    is_endless = habit.begins == "from scratch" or habit.writes_at_start
+    return replace(habit, crash="") if is_endless else habit

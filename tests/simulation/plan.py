@@ -107,6 +107,7 @@ class Plan:
         if self.program:
             saving = self.program.saving_seconds + 1.1 * self.step_seconds
             saving *= self.program.handler == "save"
+            saving += 1e9 * self.program.seems_to_save
             return 60.0 + 1.2 * saving + 2.5 * self.save_seconds
         held = self.state_bytes < 40e9  # memory holds a copy: no save is streamed
         return 45.0 + 1.1 * self.step_seconds + 2 * self.save_seconds if held else 1e9
