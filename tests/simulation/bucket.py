@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import ClientError, ConnectTimeoutError, ReadTimeoutError
 
-from contract.keys import EVENTS, HEAD
+from contract.keys import BLOBS, EVENTS, HEAD
 from tests.simulation.clock import CLOCK, Lock, sleep
 from tests.stacks.guard import answers
 from tests.stacks.guard.world import error
 from training.durable.store.protocol import Patience
 from training.durable.store.s3 import S3Store
+from training.durable.store.transfer import CancelledError
 
 if TYPE_CHECKING:
     from tests.simulation.world import Universe
 
+# What a program's tensors begin with, and how many bytes of them stand for its whole state.
+TENSORS, FOLDER_BYTES = b"T:", 16384
 ENDPOINT = "https://runs.s3.amazonaws.com"
 
 
@@ -93,13 +96,19 @@ class Bucket:
 
     # -- S3's operations
 
-    def get_object(self, Bucket: str, Key: str, VersionId: str = "", **_: Any) -> Any:
+    def get_object(
+        self, Bucket: str, Key: str, VersionId: str = "", Range: str = "", **_: Any
+    ) -> Any:
         version = self.found(Key, VersionId)
         if version is None:
             raise error("NoSuchKey", status=404)
         assert version.data is not None
+        data = version.data
+        if Range:
+            first, _, last = Range.removeprefix("bytes=").partition("-")
+            data = data[int(first) : int(last) + 1]
         return {
-            "Body": io.BytesIO(version.data),
+            "Body": io.BytesIO(data),
             "LastModified": _time(version.when),
             "ETag": f'"{version.number}"',
         }
@@ -249,6 +258,7 @@ class SimulatedStore(S3Store):
         self.patience = Patience()
         self._clients: dict[float, Any] = {}
         self._lock: Any = Lock()
+        self._link: Any = Lock()  # what several threads send and read goes one after another
         self._warned, self._reader, self._doubts = 0.0, None, 0
         self.compares_fast = False
 
@@ -275,6 +285,29 @@ class SimulatedStore(S3Store):
             and self.patience.seconds_left > 2 * longest
             and (not world.troubles or world.trouble(self._who) is None)
         )
+
+    def put_part(self, stop: Any, where: Any, number: int, data: memoryview, digest: bytes) -> str:
+        """Blobs take the time of the files that they stand for, part by part."""
+        key = where["Key"].removeprefix(self._prefix)
+        if key.startswith(BLOBS):
+            self._transmit(key, data, stop)
+        return super().put_part(stop, where, number, data, digest)
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        super().read_into(key, start, data)
+        if key.startswith(BLOBS):
+            self._transmit(key, data, None)
+
+    def _transmit(self, key: str, data: memoryview, stop: Any) -> None:
+        plan, begins_with = self._world.plan, bytes(data[: len(TENSORS)])
+        share = plan.state_bytes / FOLDER_BYTES if begins_with == TENSORS else 1.0
+        seconds = len(data) * share / plan.upload_rate
+        count = max(1, min(40, round(seconds / 5.0)))
+        for _ in range(count):
+            if stop is not None and stop.is_set():
+                raise CancelledError("the transfer was stopped")
+            with self._link:
+                self.repeating(key, lambda client: client.transmit(seconds / count), stop)
 
     def put(self, key: str, data: bytes) -> None:
         """Without the digest that the simulated S3 does not compare."""

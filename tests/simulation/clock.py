@@ -44,6 +44,9 @@ class Process:
     tasks: dict["Task", None] = field(default_factory=dict)  # in their order
     code: int | None = None  # with which it ended
     supervisor: Any = None  # of a trainer
+    program: Any = None  # of a trainer (programs.py), whose process is among its children
+    children: list["Process"] = field(default_factory=list)  # they end with it
+    stopped: list[tuple["Task", int]] | None = None  # its turns that wait for SIGCONT
     said: str = "{}"  # the last line of a call of the Guard
     version: str = ""  # of its code, where it is not the newest (versions.py)
     rank: int = 0
@@ -54,10 +57,22 @@ class Process:
     def end(self, code: int = -9) -> None:
         """End it now, without any of its own doing."""
         if not self.is_dead:
-            self.is_dead, self.code, self.paused_until = True, code, 0.0
+            self.is_dead, self.code, self.paused_until, self.stopped = True, code, 0.0, None
             self.ended.set()
+            for child in self.children:
+                child.end()
             for task in [*self.tasks]:
                 CLOCK.wake(task, task.token)
+
+    def stop(self) -> None:
+        """Let none of its threads go on, as SIGSTOP does."""
+        self.stopped = []
+
+    def go_on(self) -> None:
+        """Let them go on."""
+        turns, self.stopped = self.stopped, None
+        for task, token in turns or ():
+            CLOCK.wake(task, token)
 
 
 class Task:
@@ -161,6 +176,9 @@ class Clock:
                 continue
             if task.process.paused_until > when:
                 self._push(task.process.paused_until, task, token)
+                continue
+            if task.process.stopped is not None:
+                task.process.stopped.append((task, token))
                 continue
             if when > self.now:
                 self.now = when
@@ -316,6 +334,23 @@ class Thread:
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.done.is_set()
 
+    @property
+    def ident(self) -> int | None:
+        return None if self._task is None else id(self._task)
+
+
+class Local:
+    """What each thread has for itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__[CLOCK.task, name]  # type: ignore[index]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[CLOCK.task, name] = value  # type: ignore[index]
+
 
 class Future:
     def __init__(self, act: Callable[[], Any]) -> None:
@@ -401,7 +436,13 @@ def sleep(seconds: float) -> None:
     CLOCK.block(CLOCK.now + seconds if seconds > 0 else CLOCK.now)
 
 
-_TIME = SimpleNamespace(monotonic=lambda: CLOCK.now, time=wall, sleep=sleep)
-_THREADING = SimpleNamespace(Event=Event, Lock=Lock, RLock=RLock, Thread=Thread)
+_TIME = SimpleNamespace(
+    monotonic=lambda: CLOCK.now,
+    time=wall,
+    time_ns=lambda: int(wall() * 1e9),
+    thread_time=lambda: 0.0,  # nothing costs what the clock does not charge
+    sleep=sleep,
+)
+_THREADING = SimpleNamespace(Event=Event, Lock=Lock, RLock=RLock, Thread=Thread, local=Local)
 _SECRETS = SimpleNamespace(token_hex=lambda size: CLOCK.luck.randbytes(size).hex())
 _RANDOM = SimpleNamespace(uniform=lambda low, high: CLOCK.luck.uniform(low, high))

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields, replace
 from types import FunctionType
 from typing import Any
@@ -46,6 +46,12 @@ from training.durable.record.head import Retention
 from training.durable.record.lease import Lease
 from training.durable.record.metrics import Metrics
 from training.durable.save.publish import CheckpointPublisher
+from training.durable.save.snapshots import restore
+from training.durable.save.snapshots.capture import Capture, Moment
+from training.durable.save.snapshots.folder_saves import Blobs
+from training.durable.save.snapshots.mirror import Mirror
+from training.durable.save.snapshots.quiet import GrowingFiles, QuietTime
+from training.durable.save.snapshots.watcher import Watcher
 from training.durable.save.tensors import policy as policy_file
 from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.schedule import Schedule
@@ -61,6 +67,7 @@ class Fault:
 
     plant: Callable[[], AbstractContextManager[Any]]
     promise: str = ""
+    is_of_programs: bool = False
 
     def is_found(self, broken: Sequence[str]) -> bool:
         return any(self.promise in each for each in broken)
@@ -151,6 +158,14 @@ def _newest_only(name: str, data: bytes, newest: int, build: Any) -> Any:
     if name.endswith(HEAD) and json.loads(data).get("format") != head_file._FORMAT:
         raise UserError(f"{name} has another format")
     return _READ_RECORD(name, data, newest, build)
+
+
+def _blindly() -> Any:
+    """Neither what is captured nor when it was told to be is compared with the folder."""
+    found = ExitStack()
+    found.enter_context(mock.patch.object(Capture, "refuse_changed", _nothing))
+    found.enter_context(mock.patch.object(Moment, "refuse_other", _nothing))
+    return found
 
 
 _FLEETS: dict[str, Any] = {}
@@ -288,7 +303,39 @@ _OF_RANKS: Mapping[str, Fault] = {
         ShardedFollower, "obey", "write.cancel()", "write.cancel(), write.wait()", "notices"
     ),
 }  # fmt: skip
-FAULTS: Mapping[str, Fault] = {**_OF_GUARD, **_OF_TRAINER, **_OF_OTHERS, **_OF_RANKS}
+# Of a program's snapshots.
+_OF_PROGRAMS: Mapping[str, Fault] = {
+    "an open file is a whole one": _fault(QuietTime, "is_closed", lambda _: True, "whole saves"),
+    "no pause is waited for": _fault(Watcher, "_wanted_seconds", 0.0, "whole saves"),
+    "what died in a save counts": _text(
+        Watcher, "last_moment", "if exit_code == 0 and not after_notice:", "if True:", "whole saves"
+    ),
+    "what may be torn is not marked": _text(
+        Mirror, "_prepared", "moment.is_tentative or self._doubted is not None", "False", "whole"
+    ),
+    "a folder that changes is captured": Fault(_blindly, "at one moment"),
+    "blobs that the head needs are swept": _text(
+        Blobs, "delete_unneeded", "self._there - needed", "self._there", "head names"
+    ),
+    "blobs stay for ever": _fault(Blobs, "_delete", _nothing, "for nothing"),
+    "growth is no state": _fault(GrowingFiles, "are_state", lambda *_: False, "last save"),
+    "a save that took long is a log": _text(
+        GrowingFiles, "_is_log", "seen.is_stream", "any(count - seen.others[name] >= 2 and "
+        "self._sizes[name] > seen.state.bytes for name, count in self.saves.items())", "whole",
+    ),
+    "no last snapshot at a notice": _fault(Mirror, "_commit_last", lambda *_: False, "steps"),
+    "a restore leaves what was there": _text(
+        restore, "_clear", "(root / path).unlink()", "pass", "restored"
+    ),
+}  # fmt: skip
+_OF_PROGRAMS = {name: replace(each, is_of_programs=True) for name, each in _OF_PROGRAMS.items()}
+FAULTS: Mapping[str, Fault] = {
+    **_OF_GUARD,
+    **_OF_TRAINER,
+    **_OF_OTHERS,
+    **_OF_RANKS,
+    **_OF_PROGRAMS,
+}
 
 
 def main() -> None:
@@ -305,7 +352,10 @@ def _rate(fault: Fault, seeds: range) -> str:
     began, found, promises, tried = time.process_time(), list[int](), set[str](), 0
     with fault.plant():
         for seed in seeds:
-            broken = live_through(draw(seed), until_broken=True).broken
+            plan = draw(seed)
+            if fault.is_of_programs and not plan.program:
+                continue
+            broken = live_through(plan, until_broken=True).broken
             tried += 1
             if fault.is_found(broken):
                 found.append(seed)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tests.simulation.habits import Habit
 from tests.simulation.plan import DAY, Happening, Kind, Plan
 from tests.stacks.guard.world import HOUR, MINUTE, Life
 
@@ -45,6 +46,11 @@ def _at(hours: float, what: Kind, **figures: Any) -> Happening:
 
 def _plan(*happenings: Happening, **changes: Any) -> Plan:
     return replace(_MILD, happenings=happenings, **changes)
+
+
+def _program(*happenings: Happening, **habit: Any) -> Plan:
+    usual: dict[str, Any] = {"kind": "in place", "save_every": 200.0, "write_seconds": 30.0}
+    return _plan(*happenings, program=Habit(**{**usual, **habit}))
 
 
 _LOSSES = tuple(_at(3 + 4 * n, "takeback", seconds=120.0) for n in range(12))
@@ -251,4 +257,23 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         (),
     ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
+    "a program's best state, written slowly beside a larger one": (
+        _program(_at(0.71, "power off"), has_best=True),
+        ("a save that took long is a log", "blobs stay for ever"),
+    ),
+    "a program whose save is two files, with a pause between them": (
+        _program(_at(0.5, "power off"), kind="pair", pieces=2, pause_seconds=5.0),
+        ("no pause is waited for", "blobs that the head needs are swept"),
+    ),
+    "a program that appends a line for each thing that it has done": (
+        _program(_at(0.7, "power off"), kind="append", save_every=40.0, write_seconds=0.0),
+        ("growth is no state",),
+    ),
+    "shards with pauses, and an exit at the notice": (
+        _program(
+            _at(0.5, "takeback", seconds=120.0), kind="shards", pieces=4, pause_seconds=5.0,
+            handler="exit", handler_code=143, logs=("train.log",), reports=True,
+        ),
+        (),
+    ),
 }  # fmt: skip

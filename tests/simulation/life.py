@@ -17,6 +17,7 @@ from stacks.guard import settings as guard_settings
 from tests.simulation.account import Account
 from tests.simulation.clock import CLOCK, Task
 from tests.simulation.plan import DAY, Plan
+from tests.simulation.programs import program_stubs
 from tests.simulation.ranks import STUBS as RANK_STUBS
 from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import place_of, stubbed
@@ -51,6 +52,7 @@ def simulated() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone; once for many seeds."""
     with ExitStack() as stack:
         stack.enter_context(stubbed(RANK_STUBS))
+        stack.enter_context(program_stubs())
         stack.enter_context(versioned())
         stack.enter_context(CLOCK.patched())
         stack.enter_context(quick())
@@ -98,6 +100,8 @@ def live_through(plan: Plan, *, sees_all: bool = False, until_broken: bool = Fal
             account.live_on(begin + _seconds(account), until_broken=until_broken)
             for world in account.worlds:
                 world.judge_end()
+                if world.record:
+                    world.record.judge_end(world.state_now)
             _end_all(account)
     guard_settings.quick_client.cache_clear()
     shutil.rmtree(folder, ignore_errors=True)

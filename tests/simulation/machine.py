@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from contract.errors import UserError
 from contract.grammar import parse_interval
-from contract.keys import EVENTS, HEAD, checkpoint_prefix, progress_key
+from contract.keys import EVENTS, checkpoint_prefix, progress_key
 from contract.progress import progress_record
 from rehearsal.machines.services import load_units
 from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
+from tests.simulation.ends import Ends
 from tests.simulation.shortcuts import QuietPings
 from tests.simulation.stubs import SizedState, is_intact, mixed_ids, place_of
 from tests.simulation.versions import OLDER
@@ -34,12 +34,12 @@ from training.durable.attempt.world import AttemptContext, RankEnvironment, Worl
 from training.durable.errors import InterruptedRunError, exit_code_of
 from training.durable.record.head import CheckpointEntry, Position, Retention
 from training.durable.record.run import RunConfig
-from training.durable.report.receipt import RunResult, fail_run
+from training.durable.report.receipt import RunResult
 from training.durable.save.tensors import checkpointer as checkpointer_file
 from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
-from training.durable.store.protocol import Store, StoreError
+from training.durable.store.protocol import Store
 from training.engine.step_log import Pace, TimesSoFar
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
@@ -54,7 +54,7 @@ _EVALUATION_PIECE = 30.0
 _WEIGHTS = (1.0,) * 8  # of a step's shares (training/engine/reduction.py)
 
 
-class Host:
+class Host(Ends):
     """What runs on one machine."""
 
     def __init__(self, world: "Universe", machine: Machine) -> None:
@@ -74,6 +74,8 @@ class Host:
         self.step: int | None = None  # what its trainer has reached
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
         self.fault = ""  # what the next attempt meets
+        self.attempt: type[Attempt] = Attempt  # or a program's
+        self.disk: Any = None  # of a program's folder
         self.is_excused = False  # the next failed attempt is no fault of the trainer
         self.cli = {
             name: GuardService(world=world, who=machine.id, connect_seconds=5, read_seconds=32)
@@ -84,7 +86,7 @@ class Host:
         CLOCK.start(self.process, self._boot)
 
     def begin(self, trainer: Process) -> int:
-        return _Attempt(self, trainer).run()
+        return self.attempt(self, trainer).run()
 
     # -- from outside
 
@@ -125,9 +127,14 @@ class Host:
     def pause(self, seconds: float) -> None:
         if self.pings is not None:
             self.pings.pause()
-        for process in (self.process, self.trainer):
-            if process is not None:
-                process.paused_until = CLOCK.now + seconds
+        for process in self.processes:
+            process.paused_until = CLOCK.now + seconds
+
+    @property
+    def processes(self) -> list[Process]:
+        """Its own, its trainer's, and a program's."""
+        trainer = self.trainer
+        return [self.process, *([trainer, *trainer.ranks, *trainer.children] if trainer else [])]
 
     # -- events and signals
 
@@ -163,9 +170,6 @@ class Host:
                 self.spooled.set()
                 return
 
-    def _s3(self, operation: str, **request: Any) -> Any:
-        return getattr(self.cli["s3"], operation)(Bucket="runs", **request)
-
     def systemctl(self, command: Sequence[str]) -> Any:
         name = next(each for each in command if each.startswith("--signal="))
         self._signal(name.partition("=")[2])
@@ -181,7 +185,13 @@ class Host:
             "SIGUSR2": interruption.recommend_rebalance,
             "SIGTERM": lambda: interruption.record("shutdown"),
         }[name]
-        CLOCK.start(trainer, act)
+
+        def hear() -> None:
+            act()
+            if trainer.program is not None:
+                trainer.program.poke()
+
+        CLOCK.start(trainer, hear)
 
     # -- a boot, and the services after it
 
@@ -243,57 +253,6 @@ class Host:
         """The metadata, as the handler asks for it."""
         return self.metadata.get(path)
 
-    def _terminate_self(self) -> None:
-        while True:
-            try:
-                self.cli["ec2"].terminate_instances(InstanceIds=[self.machine.id])
-                return
-            except Exception:
-                sleep(60)
-
-    def end_as(self, how: str, why: str) -> None:
-        """What service_failed.sh does: the run ends (give_up.sh), or this machine."""
-        if how == "give up":
-            self.leave_event("run-given-up", "failed", message=why)
-            try:
-                fail_run(SimulatedStore(self.world, self.machine.id), self.machine.id, why)
-            except (StoreError, UserError):
-                self.leave_event("head-not-marked", "failed", message=why)
-            self.send_once()
-            self.fleet_to_zero()
-            return
-        self.leave_event("machine-failed", "failed", message=why)
-        self.send_once()
-        self._terminate_self()
-
-    def fleet_to_zero(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "stopping").touch()
-        for _ in range(10):
-            with suppress(Exception):
-                fleet = self.cli["ssm"].get_parameter(Name="fleet")["Parameter"]["Value"]
-                if fleet.startswith("sfr-"):
-                    self.cli["ec2"].modify_spot_fleet_request(
-                        SpotFleetRequestId=fleet, TargetCapacity=0, OnDemandTargetCapacity=0
-                    )
-                    if self.machine.market == "on-demand":
-                        self.cli["ec2"].terminate_instances(InstanceIds=[self.machine.id])
-                else:
-                    for group in (fleet, f"{fleet}.on-demand"):
-                        self.cli["autoscaling"].update_auto_scaling_group(
-                            AutoScalingGroupName=group, MinSize=0, MaxSize=0, DesiredCapacity=0
-                        )
-                return
-            sleep(6)
-
-    def run_state(self) -> str | None:
-        """The head's state, as run_state.sh reads it; None if it cannot be read."""
-        try:
-            found = self._s3("get_object", Key=self.world.prefix + HEAD)
-            return str(json.loads(found["Body"].read())["state"])
-        except Exception as failure:
-            return "" if "NoSuchKey" in str(failure) else None
-
 
 class _Service:
     """training.service: starts the trainer again as systemd would, and acts on how it ended."""
@@ -351,7 +310,7 @@ class _Service:
         return code
 
 
-class _Attempt:
+class Attempt:
     """The trainer's process: `run_attempt` with a job whose steps are time."""
 
     def __init__(self, host: Host, process: Process) -> None:
@@ -390,7 +349,7 @@ class _Attempt:
             # Who has longer steps than the default allows for, says so.
             watchdog_seconds=max(WATCHDOG_SECONDS, 3 * longest),
         )
-        supervisor.upload_rate = self.plan.upload_rate  # type: ignore[attr-defined]
+        supervisor.upload_rate, supervisor.host = self.plan.upload_rate, host  # type: ignore[attr-defined]
         if not self.world.sees_all and process is self.process:
             supervisor.watchdog._stop = host.pings = QuietPings(supervisor.watchdog)  # type: ignore[assignment]
         supervisor.watchdog.start()
@@ -400,16 +359,19 @@ class _Attempt:
         return supervisor
 
     def attempt_options(self, store: Store) -> AttemptOptions:
-        return AttemptOptions(
-            store=store,
-            run_id=self.world.run_id,
-            writer=self.host.machine.id,
-            scratch=self.host.folder,
-            retention=Retention(newest=self.plan.keep),
-            lease_ttl_seconds=TTL_SECONDS,
-            usd_per_hour=0.4,
-            prediction=self.plan.prediction,
-        )
+        return AttemptOptions(**self.about(store))
+
+    def about(self, store: Store) -> dict[str, Any]:
+        return {
+            "store": store,
+            "run_id": self.world.run_id,
+            "writer": self.host.machine.id,
+            "scratch": self.host.folder,
+            "retention": Retention(newest=self.plan.keep),
+            "lease_ttl_seconds": TTL_SECONDS,
+            "usd_per_hour": 0.4,
+            "prediction": self.plan.prediction,
+        }
 
     def run_config(self) -> RunConfig:
         return self.options.run_config(
@@ -475,7 +437,7 @@ class _Loop:
 
     def __init__(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         context: AttemptContext,
         checkpointer: Checkpointer | None,
         position: Position,

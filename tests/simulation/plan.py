@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from contract.goodput import PLANNED, USEFUL
+from tests.simulation.habits import Habit, draw_habit
+from tests.simulation.habits import log_uniform as _log
 from tests.stacks.guard.world import HOUR, MINUTE, Life
 
 Kind = Literal[
@@ -76,6 +78,7 @@ class Plan:
     is_gpu: bool = False  # NCCL's calls wait for a rank that is lost
     mixes_ranks: bool = False  # each machine has 1, 2, 4 or 8
     hears: Literal["first", "all", "other"] = "first"  # which ranks a notice reaches
+    program: Habit | None = None  # the run is of a program, not of a workload
     raises: int = 0  # how often a person deploys with twice the budget, once it is spent
 
     @property
@@ -108,6 +111,11 @@ class Plan:
     @property
     def answer_seconds(self) -> float:
         """A notice as long as this leaves time for the step under way and its save, for certain."""
+        if self.program:
+            saving = self.program.saving_seconds + 1.1 * self.step_seconds
+            saving *= self.program.handler == "save"
+            saving += 1e9 * self.program.seems_to_save
+            return 60.0 + 1.2 * saving + 2.5 * self.save_seconds
         held = self.state_bytes < 40e9  # memory holds a copy: no save is streamed
         slowest = SLOWEST if any(each.how == "slow" for each in self.happenings) else 1.0
         return 45.0 + 1.1 * slowest * self.step_seconds + 2 * self.save_seconds if held else 1e9
@@ -121,6 +129,10 @@ class Plan:
         """What a run takes of which each machine loses a restart and an interval of Young's."""
         life = 2.1 * HOUR  # what the trainer assumes at first (contract/auto_interval.py)
         interval = math.sqrt(2 * self.save_seconds * life) if self.interval == "auto" else 600.0
+        if self.program:
+            if self.program.begins == "from scratch" or self.program.is_silent:
+                return math.inf
+            interval = self.program.most_unsaved + self.program.start_seconds
         steps = 7 * self.step_seconds if self.interval == "7steps" else 2 * self.step_seconds
         lost = self.restart_seconds + interval + 2 * self.save_seconds + steps + 20 * MINUTE
         return (
@@ -131,6 +143,10 @@ class Plan:
     @property
     def saving_share(self) -> float:
         """How much longer steps take where training waits for saves."""
+        if self.program:
+            waits = self.program.says_when or not self.program.has_room
+            saving = self.program.saving_seconds + waits * (self.save_seconds + 2.0)
+            return 1.15 + saving / self.program.save_every
         waits = self.state_bytes >= 40e9 or self.interval == "7steps"
         return 1.0 + waits * self.save_seconds / min(600.0, 7 * self.step_seconds)
 
@@ -162,10 +178,6 @@ class Plan:
         )
 
 
-def _log(luck: random.Random, low: float, high: float) -> float:
-    return float(low * (high / low) ** luck.random())
-
-
 def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     """Draw a plan: most seeds are mild, some have everything at once.
 
@@ -175,7 +187,8 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     plan = _with_others(random.Random(f"{seed}-beside"), plan)
     plan = _at_months_end(random.Random(f"{seed}-month"), plan)
     plan = _with_ranks(random.Random(f"{seed}-ranks"), plan)
-    return _with_other_run(random.Random(f"{seed}-other-run"), plan)
+    plan = _with_other_run(random.Random(f"{seed}-other-run"), plan)
+    return _with_program(random.Random(f"{seed}-program"), plan)
 
 
 def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
@@ -262,6 +275,45 @@ def _with_ranks(luck: random.Random, plan: Plan) -> Plan:
     )
 
 
+def _with_program(luck: random.Random, plan: Plan) -> Plan:
+    """Make a fifth of the lives a program's: alone, without a deadline, and mostly shorter."""
+    if luck.random() >= 0.2:
+        return plan
+    work = _log(luck, 0.4 * HOUR, 10 * HOUR)
+    habit = draw_habit(luck, work, plan.state_bytes)
+    work = min(work, max(0.4 * HOUR, 500 * habit.save_every))
+    step_seconds = min(plan.step_seconds, max(1.0, habit.save_every), work / 20)
+    happenings = tuple(
+        _sooner(each, work / plan.work_seconds)
+        for each in plan.happenings
+        if each.what not in ("hang", "budget damaged", "rank")
+    )
+    return replace(
+        plan,
+        program=habit,
+        steps=max(4, round(work / step_seconds)),
+        step_seconds=step_seconds,
+        evaluation_every=0,
+        evaluation_seconds=0.0,
+        happenings=happenings,
+        beside=(),
+        budget_usd=0.0,
+        deadline_hours=0.0,
+        after_seconds=0.0,
+        raises=0,
+        has_pools=False,
+        ranks=1,
+        is_sharded=False,
+        mixes_ranks=False,
+        hears="first",
+    )
+
+
+def _sooner(each: Happening, share: float) -> Happening:
+    """Let it happen in the program's shorter life, if that is shorter."""
+    return replace(each, at=each.at * min(1.0, share))
+
+
 def _at_months_end(luck: random.Random, plan: Plan) -> Plan:
     """Let half of the lives with a month's budget begin in its last days, and go on in the next."""
     if not plan.budget_usd or plan.budget_period != "month" or luck.random() >= 0.5:
@@ -316,7 +368,10 @@ def _with_market(luck: random.Random, plan: Plan) -> Plan:
     """Give it a deadline; of half of them Spot is all that happens, and often away for hours."""
     found = [each for each in plan.happenings if each.what in MARKET]
     for _ in range(luck.randint(0, 6)):
-        at, seconds = luck.uniform(0, 1.5 * plan.work_seconds), _log(luck, 10 * MINUTE, 20 * HOUR)
+        at, seconds = (
+            luck.uniform(0, 1.5 * plan.work_seconds),
+            _log(luck, 10 * MINUTE, 20 * HOUR),
+        )
         found.append(Happening(at=at, what="no capacity", seconds=seconds))
     others = luck.choice([(), plan.happenings])
     happenings = sorted({*found, *others}, key=lambda each: (each.at, each.what))

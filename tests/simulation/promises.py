@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from contract.keys import CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
+from contract.keys import BLOBS, CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
 from contract.verify import broken_rules
 from stacks.guard.settings import Forecast
 from tests.simulation.account import Account, settings_of
@@ -18,6 +18,7 @@ from tests.simulation.clock import CLOCK, Process
 from tests.simulation.machine import UNIT, Host
 from tests.simulation.plan import DAY, Happening, Plan
 from tests.simulation.pools import ZONES
+from tests.simulation.program_promises import ProgramRecord
 from tests.simulation.record import trace_of
 from tests.stacks.guard.model import SETTINGS
 from tests.stacks.guard.world import (
@@ -70,6 +71,7 @@ class Promised(World):
     offered: tuple[str, ...] = tuple(ZONES)  # the subnets in which the fleet may look
     zones: dict[str, str] = field(default_factory=dict)  # of machines
     is_away: bool = False  # the stack has another run_id
+    record: Any = None  # of a program: a ProgramRecord
     deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class Promised(World):
         super().__post_init__()
         self.process.supervisor = self
         self.account.worlds.append(self)
+        if self.plan.program:
+            self.record = ProgramRecord(self, self.plan.program)
         self.story = self.account.worlds[0].story
 
     @cached_property
@@ -184,6 +188,8 @@ class Promised(World):
             if self._num_heads != len(found):
                 self._num_heads = len(found)
                 self._new_head(json.loads(data))
+        elif data is None and name.startswith(BLOBS) and self.record:
+            self.record.deleted(name)
         elif data is None and name.startswith(CHECKPOINTS):
             checkpoint = name[len(CHECKPOINTS) :].partition("/")[0]
             if checkpoint in self.named:
@@ -193,7 +199,10 @@ class Promised(World):
 
     def _new_head(self, head: dict[str, Any]) -> None:
         self.named = {each["name"]: each for each in head["checkpoints"]}
-        step = max((each["step"] for each in head["checkpoints"]), default=0)
+        if self.record:
+            step = self.record.read(head)
+        else:
+            step = max((each["step"] for each in head["checkpoints"]), default=0)
         for name, entry in self.named.items():
             for file in entry["files"]:
                 where = self.prefix + checkpoint_prefix(name) + file["name"]
@@ -201,6 +210,8 @@ class Promised(World):
                     self.breaks("the head names a file that is not there", where)
         if step < self.committed_step and self.facts["checkpoints damaged"]:
             self.committed_step = step  # what is lost now has a reason
+        if step < self.committed_step and self.record:
+            self.committed_step = step  # of what a crash would have left
         if step < self.committed_step:
             self.breaks("a commit was lost", f"step {step} after {self.committed_step}")
         if step > self.committed_step:
@@ -309,11 +320,16 @@ class Promised(World):
     @property
     def is_at_a_limit(self) -> bool:
         """Whether it was stopped for what does not pass by itself."""
-        if not self.stops or "max_" in self.stops[-1][1]:
+        if not self.stops or "max_" in self.stops[-1][1] or self.always_crashes:
             return bool(self.stops)
         account, (when, reason) = self.account, self.stops[-1]
         is_for_long = account.is_long_until_more(when) and not account.raises
         return "the budget" in reason and is_for_long and account.raised < when
+
+    @property
+    def always_crashes(self) -> bool:
+        """Whether its program does, which nobody mends."""
+        return self.plan.program is not None and self.plan.program.crash != ""
 
     @property
     def is_alone(self) -> bool:

@@ -23,7 +23,7 @@ from tests.simulation import collectives
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.collectives import Meeting
-from tests.simulation.machine import Host, _Attempt, _Loop
+from tests.simulation.machine import Attempt, Host, _Loop
 from tests.simulation.plan import SLOWEST, Happening
 from tests.simulation.stubs import StateCopies, is_intact, place_of, send_state
 from tests.stacks.guard.world import HOUR, MINUTE, Machine
@@ -196,7 +196,7 @@ def happen_to_rank(host: Host, each: Happening) -> None:
             CLOCK.start(host.world.process, partial(host.judge_loss, trainer, rank))
 
 
-class RankedAttempt(_Attempt):
+class RankedAttempt(Attempt):
     """The trainer's process with the others that it starts."""
 
     host: RankedHost

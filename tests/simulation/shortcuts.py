@@ -62,8 +62,9 @@ def quick_replace(record: Any, **changes: Any) -> Any:
     kind = type(record)
     slots = _SLOTS.get(kind)
     if slots is None:
-        fields = dataclasses.fields(record) if hasattr(kind, "__slots__") else ()
-        assert all(each.init for each in fields) and not hasattr(kind, "__post_init__"), kind
+        is_plain = hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__")
+        fields = dataclasses.fields(record) if is_plain else ()
+        assert all(each.init for each in fields), kind
         puts = {each.name: getattr(kind, each.name).__set__ for each in fields}
         slots = _SLOTS[kind] = puts, attrgetter(*puts or ("__class__",))
     puts, values = slots

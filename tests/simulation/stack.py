@@ -13,8 +13,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from contract.stack_names import ON_DEMAND_GROUP
 from stacks.guard import handler
 from tests.simulation.clock import CLOCK, Process, sleep
-from tests.simulation.machine import Host
+from tests.simulation.machine import Attempt, Host
 from tests.simulation.pools import open_pools
+from tests.simulation.programs import ProgramAttempt
 from tests.simulation.promises import CALL_EVERY, Promised
 from tests.simulation.ranks import RankedHost
 from tests.simulation.versions import OLDER
@@ -72,6 +73,7 @@ class Stack(Promised):
             self.zones[machine.id] = CLOCK.luck.choice(open_pools(self, market))
         kind = RankedHost if self.plan.ranks > 1 else Host
         self.hosts[machine.id] = host = kind(self, machine)  # type: ignore[arg-type]
+        host.attempt = ProgramAttempt if self.plan.program else Attempt
         host.start()
         self._state_change(machine, "running")
         return machine

@@ -11,6 +11,7 @@ import pytest
 from stacks.guard.ledger import Ledger
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, Process, sleep
 from tests.simulation.faults import FAULTS
+from tests.simulation.habits import Habit
 from tests.simulation.kept import KEPT
 from tests.simulation.life import live_through, simulated
 from tests.simulation.plan import Happening, Plan, draw
@@ -50,6 +51,25 @@ def test_a_kept_life_keeps_every_promise_and_shows_its_faults(name: str) -> None
 _PAUSED = replace(KEPT["a machine that hangs"][0], happenings=(
     Happening(at=1800.0, what="pause", seconds=1000.0), Happening(at=4000.0, what="hang", share=0.1)
 ))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["rename", "numbered"])
+def test_a_program_lives_through_a_loss_a_notice_and_its_own_death(kind: Any) -> None:
+    habit = Habit(
+        kind=kind, save_every=160.0, write_seconds=20.0, logs=("train.log",),
+        handler="save", says_when=kind == "rename",
+    )  # fmt: skip
+    happenings = (
+        Happening(at=2000.0, what="power off"),
+        Happening(at=3600.0, what="crash"),
+        Happening(at=4600.0, what="takeback", seconds=120.0),
+    )
+    plan = replace(KEPT["a machine that hangs"][0], program=habit, happenings=happenings)
+    first, again = live_through(plan), live_through(plan)
+    assert first.broken == ()
+    assert first.state == "finished"
+    assert first.facts["snapshots"] > 20
+    assert first.story == again.story
 
 
 @pytest.mark.parametrize("plan", [draw(9), _PAUSED], ids=["seed 9", "paused"])
@@ -133,4 +153,11 @@ def test_threads_meet_at_events_and_locks_in_virtual_time() -> None:
 def test_many_seeds_keep_every_promise() -> None:
     for seed in range(1, 1001):
         found = live_through(draw(seed))
+        assert found.broken == (), shrink(found).plan
+
+
+@pytest.mark.slow
+def test_many_programs_keep_every_promise() -> None:
+    for plan in filter(lambda plan: plan.program, map(draw, range(1, 1001))):
+        found = live_through(plan)
         assert found.broken == (), shrink(found).plan

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from contract.keys import GUARD, HEAD, checkpoint_prefix
+from contract.keys import GUARD, HEAD, blob_key, checkpoint_prefix
 from stacks.guard.fleet import StackFleet, instances_of_stack
 from tests.simulation.clock import CLOCK, sleep
 from tests.simulation.deploys import Deployed
@@ -96,24 +96,30 @@ class Universe(Deployed):
         host = self.hosts[machine.id]
         host.fault, host.is_excused, host.owed = fault, True, 0  # nobody is left to answer a notice
         if host.trainer is not None:
-            host.trainer.end(1)
+            program = host.trainer.program
+            if program is not None and not fault and CLOCK.luck.random() < 0.5:
+                program.kill()
+            else:
+                host.trainer.end(1)
 
     def _jump(self, seconds: float) -> None:
         self.clock_off = seconds
         for host in self.hosts.values():
-            host.process.clock_off = seconds
-            if host.trainer is not None:
-                for process in (host.trainer, *host.trainer.ranks):
-                    process.clock_off = seconds
+            for process in host.processes:
+                process.clock_off = seconds
 
     def _damage(self, share: float) -> None:
         """Garbage in the newest of the run's checkpoints, or in all."""
         names = sorted(self.named)
         for name in names[len(names) - math.ceil(share * len(names)) :]:
-            for file in self.named[name]["files"]:
-                self.bucket.write(
-                    self.prefix + checkpoint_prefix(name) + file["name"], b"?" * file["bytes"]
-                )
+            prefix = checkpoint_prefix(name)
+            keys = [prefix + file["name"] for file in self.named[name]["files"]]
+            if self.record and CLOCK.luck.random() < 0.5:  # some of what it names
+                blobs = sorted(self.record.needs.get(name, ()))
+                keys = [blob_key(blob) for blob in blobs if CLOCK.luck.random() < 0.5]
+            for key in (self.prefix + key for key in keys):
+                if found := self.bucket.found(key):
+                    self.bucket.write(key, b"?" * len(found.data or b""))
 
     def _delete_head(self, seconds: float) -> None:
         """A person deletes head.json, and restores its last version later."""
@@ -173,6 +179,8 @@ class Universe(Deployed):
         """Resume a run that was stopped for what has passed, within its limits."""
         while True:
             sleep(PERSON_SECONDS)
+            if self.always_crashes:
+                return
             is_at_zero = self.target == 0 and CLOCK.now > self.away_until
             given_up = sum("gave the run up" in mail for mail in self.mails)
             if is_at_zero and given_up > self.heeded and not self.trainer_version:

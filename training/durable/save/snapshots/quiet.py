@@ -299,6 +299,7 @@ class _Growth:
     tail: bytes = b""
     head: bytes | None = None  # of one that is no text
     others: Counter[str] = field(default_factory=Counter)  # saves of others before its growth
+    is_stream: bool = False  # it is no text, and has grown on after two saves of a larger one
 
 
 class GrowingFiles:
@@ -371,10 +372,7 @@ class GrowingFiles:
             return True
         if seen.times < _GROWTHS or seen.last - seen.since < self._quiet_seconds:
             return False
-        return seen.head is None or any(
-            count - seen.others[name] >= _SAVES and self._sizes[name] > seen.state.bytes
-            for name, count in self.saves.items()
-        )
+        return seen.head is None or seen.is_stream
 
     def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
         """Whether it has only grown, with its old end still in place; record that growth."""
@@ -404,4 +402,9 @@ class GrowingFiles:
         if not seen.times:
             seen.since, seen.others = now, self.saves.copy()
         seen.state, seen.tail, seen.last, seen.times = state, tail, now, seen.times + 1
+        # A save that was written for long has grown, too, but never grows again.
+        seen.is_stream = any(
+            count - seen.others[name] >= _SAVES and self._sizes[name] > state.bytes
+            for name, count in self.saves.items()
+        )
         return True

@@ -239,3 +239,16 @@ def test_a_stream_that_is_no_text_is_known_from_the_saves_beside_it(
             (tmp_path / "model.pt").write_bytes(bytes([number]) * size)
         found = growing.look()
     assert (stream.name in found) is is_known
+
+
+def test_a_save_that_took_long_is_no_stream_however_often_a_larger_one_follows(
+    tmp_path: Path,
+) -> None:
+    growing, best = Growing(tmp_path, 0.001), tmp_path / "best.pt"
+    for _ in range(5):
+        with best.open("ab") as file:
+            file.write(bytes([1]) * 50)
+        assert not growing.look()
+    for number in range(3):
+        (tmp_path / "model.pt").write_bytes(bytes([number]) * 9000)
+        assert not growing.look()
