@@ -43,6 +43,7 @@ from training.durable.store.protocol import Store
 from training.durable.store.transfer import FileEntry
 from training.engine import attempt as engine
 from training.engine.job import RunOptions
+from userdata.interruption_handler import REBALANCE
 
 if TYPE_CHECKING:
     from tests.simulation.world import Universe
@@ -123,8 +124,9 @@ class RankedHost(Host):
             self.world.breaks("a recommendation is followed by a commit", f"of step {step}")
 
     def recommend_rebalance(self) -> None:
+        is_first = REBALANCE not in self.metadata  # EC2 recommends once
         super().recommend_rebalance()
-        if self.world.plan.answer_seconds < HOUR:
+        if is_first and self.world.plan.answer_seconds < HOUR:
             CLOCK.start(self.world.process, self.judge_rebalance)
 
     def _signal(self, name: str) -> None:
