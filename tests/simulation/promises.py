@@ -340,6 +340,7 @@ class Promised(World):
         """What must hold once all is over."""
         head = self.head_now
         state, stopped = head.get("state", ""), self.is_at_a_limit
+        stopped |= self.always_crashes and state == "failed"
         if state != "finished" and not stopped:
             why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"
             self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")

@@ -106,6 +106,8 @@ class Script:
     def _begin(self) -> int:
         habit, world = self.habit, self.host.world
         if habit.begins == "from scratch":
+            if habit.kind == "append":
+                self.disk.write("results.txt", b"")
             return 0
         try:
             step = load(self.disk.files, habit)

@@ -18,7 +18,7 @@ from contract.keys import FINAL_FILES
 from contract.program import LOSSES, WORKLOAD
 from training.durable.attempt.attempt import HeldRun
 from training.durable.attempt.notice import Notice
-from training.durable.errors import AttemptEndedError, InterruptedRunError
+from training.durable.errors import AttemptEndedError, InterruptedRunError, RunFailedError
 from training.durable.program.container import ProgramOptions
 from training.durable.program.elsewhere import Elsewhere
 from training.durable.program.event_file import MetricRow
@@ -145,6 +145,8 @@ _LISTEN_SECONDS = 1.0
 # How a program ends in a native library's destructor, and how soon after it has written its model.
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _LAST_SECONDS = 10.0
+# As often as five machines start it: the Guard's bound, which a program that commits never meets.
+_MOST_FAILURES = 15
 _LOG_SECONDS = 30.0
 
 
@@ -330,9 +332,26 @@ class ProgramWatch:
             message=reason + f"; what it left is below {FINAL_FILES}" * bool(sums),
             unsaved_seconds=unsaved,
             is_at_end=is_crash and is_last and self._progress.snapshot > 0,
+            **(series := self._series(before)),
             **end,
         )
+        if (times := series.get("times", 0)) >= _MOST_FAILURES:
+            text = f"; it failed {times} times in a row, never after step {series['furthest_step']}"
+            raise RunFailedError(reason + text)
         raise AttemptEndedError(reason)
+
+    def _series(self, before: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Count the failures in a row that committed, and got no further than the first of them.
+
+        Those that committed nothing are the Guard's to count. {} without a known step.
+        """
+        if not (self._progress.has_steps or self._restored[1]):
+            return {}
+        step, last = self._progress.step, before[-1] if before else {}
+        furthest, times = last.get("furthest_step", -1), last.get("times", 0)
+        if step > furthest or times >= _MOST_FAILURES:
+            return {"furthest_step": step, "times": 1}
+        return {"furthest_step": furthest, "times": times + (self._progress.snapshot > 0)}
 
     def close(self) -> None:
         """Stop mirroring; what is being sent is never committed later."""

@@ -17,6 +17,7 @@ from tests.training.durable.program.programs import COMMITS, ENDLESS, ProgramRun
 from tests.training.runs import wait_for
 from training.cli.main import main
 from training.durable.attempt.supervisor import Watchdog
+from training.durable.program import watch
 from training.durable.program.container import Container
 from training.durable.program.job import _fingerprint
 from training.durable.program.watch import ProgramWatch
@@ -216,6 +217,32 @@ def test_a_failing_program_says_why(
     assert said == f"error: {event['message']}\n"
     assert (event["exit_code"], event["status"]) == (code, "failed")
     assert run.head.state == "released"
+
+
+def test_a_program_that_fails_at_a_step_again_and_again_fails_the_run_whatever_it_commits(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MOST_FAILURES", 3)
+    run.write("""
+import os, pathlib, sys, time
+starts = pathlib.Path(os.environ["SM_CHECKPOINT_DIR"], "starts")
+number = int(starts.read_text()) + 1 if starts.exists() else 1
+starts.write_text(str(number))
+commit = pathlib.Path(os.environ["TRAINING_COMMIT_FILE"])
+commit.touch()
+while commit.exists():
+    time.sleep(0.01)
+print(f"step={7 if number < 3 else 8} loss=1.0")
+sys.exit("it is negative")
+""")
+    assert [run.attempt() for _ in range(4)] == [1] * 4
+    assert run.head.state == "released"
+    assert run.attempt() == 1
+    assert run.head.state == "failed"
+    assert "it failed 3 times in a row, never after step 8" in run.head.reason
+    assert [event["times"] for event in run.events("program-failed")] == [1, 2, 1, 2, 3]
+    assert main(["reopen", f"--run-uri={run.uri}"]) == 0
+    assert [run.attempt(), run.head.state] == [1, "released"]
 
 
 @pytest.mark.parametrize(
