@@ -100,6 +100,9 @@ def _commits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         if event["name"] == "committed"
     ]
     excused = {*map(_step, _given_up(trace))}
+    for before, after in pairwise(_names(head) for _, head in trace.heads):
+        # Retention keeps a program's whole snapshots, and forgets newer ones that may be torn.
+        excused |= {_step(name) for name in before - after if name < max(after, default="")}
     starts_over = any(
         each.get("starts_over") or (each["name"] == "reopened" and not each.get("checkpoint"))
         for each in trace.events

@@ -264,6 +264,24 @@ def test_a_released_head_answers_a_notice_whose_events_were_lost(after: float) -
     assert not [why for why in broken_rules(trace) if "notices-answered" in why]
 
 
+def test_a_program_goes_back_past_what_retention_has_forgotten() -> None:
+    """Seed 55545: three snapshots that may be torn were no good, and only a whole one was kept."""
+    fourth = f"{4:08d}-g0002-{9:016x}"
+    trace = replace(
+        sound(),
+        lines=[resume(1, None), resume(2, FIRST), resume(3, FIRST)],
+        events=[
+            *sound().events,
+            event(145, "i-2", "committed", step=4),
+            event(199, "i-3", "failed-start", snapshot=SECOND, place="load"),
+        ],
+    )
+    broken = [why for why in broken_rules(trace) if "commits-kept" in why]
+    assert broken == ["commits-kept: generation 3 began with step 3; 4 was committed before"]
+    kept = _heads(trace, 3, 145, head(2, FIRST, fourth))
+    assert not [why for why in broken_rules(kept) if "commits-kept" in why]
+
+
 def test_a_release_is_as_old_as_its_head_however_late_its_event_is_kept() -> None:
     """Seed 36650: of a notice of 11 s, at latencies of 0.2 s."""
     trace = _events(_events(sound(), "committed", drop=True), "released", stored=STORED + 156)

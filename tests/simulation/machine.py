@@ -40,7 +40,7 @@ from training.durable.save.tensors.checkpointer import Checkpointer
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.state import LiveState
 from training.durable.store.protocol import Store
-from training.engine.step_log import Pace, TimesSoFar
+from training.engine.step_log import Pace, TimesSoFar, evaluations_ahead
 from userdata.interruption_handler import NOTICE, POLL_SECONDS, REBALANCE, InterruptionHandler
 
 if TYPE_CHECKING:
@@ -460,11 +460,11 @@ class _Loop:
         self.times = TimesSoFar(position.times.get("train", {}), 0)
 
     def _seconds_for(self, count: int) -> float | None:
-        rest = self.plan.steps - self.position.stage_step
-        evaluates = count == rest and (rest > 0 or self._is_evaluation_due)
-        every, planned = self.plan.evaluation_every, self.context.planned_evaluations
+        every, last, is_due = self.plan.evaluation_every, self.plan.steps, self._is_evaluation_due
+        step, planned = self.position.stage_step, self.context.planned_evaluations
+        ahead = evaluations_ahead(step, count, every=every, last=last, is_due=is_due)
         return self.times.seconds_for(
-            count, self.pace, every=every or self.plan.steps, planned=planned, evaluates=evaluates
+            count, self.pace, evaluations=ahead, every=every or last, planned=planned
         )
 
     def run(self) -> Position:

@@ -33,7 +33,14 @@ from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
 from training.engine.reduction import SHARES, share_of, tree_sum
 from training.engine.stage_checks import samples_of
-from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
+from training.engine.step_log import (
+    DeviceTime,
+    Pace,
+    StepLog,
+    StepTime,
+    TimesSoFar,
+    evaluations_ahead,
+)
 from training.settings import schedule_factor
 from training.workload import Batch, Inputs, Samples, Train, implements
 
@@ -235,13 +242,14 @@ class StageLoop:
 
     def _seconds_for(self, num_steps: int) -> float | None:
         """Estimate the time of `num_steps` more steps, with what is evaluated among them."""
-        rest = self._plan.num_steps - self._position.stage_step
+        every, last = self._plan.steps_per_evaluation, self._plan.num_steps
+        step, is_due = self._position.stage_step, self._is_evaluation_due
         return self._times.seconds_for(
             num_steps,
             self._pace,
-            every=self._plan.steps_per_evaluation or self._plan.num_steps,
+            evaluations=evaluations_ahead(step, num_steps, every=every, last=last, is_due=is_due),
+            every=every or last,
             planned=self._context.planned_evaluations,
-            evaluates=num_steps == rest and (rest > 0 or self._is_evaluation_due),
         )
 
     @property

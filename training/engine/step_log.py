@@ -247,6 +247,16 @@ class Pace:
         self._since = time.monotonic()
 
 
+def evaluations_ahead(step: int, num_steps: int, *, every: int, last: int, is_due: bool) -> int:
+    """Count the evaluations of the next `num_steps` of a stage, whose last step has one.
+
+    There is one each `every` steps (0: none), and first that of `step` itself if that is due.
+    """
+    end = step + num_steps
+    among = end // every - step // every if every else 0
+    return is_due + among + (step < end == last and (every == 0 or end % every != 0))
+
+
 class TimesSoFar:
     """Adds up where the time of a stage's steps went, starting from earlier attempts' times."""
 
@@ -279,14 +289,13 @@ class TimesSoFar:
         self._times.evaluated_seconds += seconds
 
     def seconds_for(
-        self, num_steps: int, pace: Pace, *, every: int, planned: float, evaluates: bool
+        self, num_steps: int, pace: Pace, *, evaluations: int, every: int, planned: float
     ) -> float | None:
         """Estimate the time of `num_steps` more steps and of the evaluations among them.
 
         Most attempts on Spot end before they have evaluated: earlier ones say how long it takes,
-        or the plan, whose evaluations take `planned` seconds for each second of steps. There is one
-        each `every` steps; `evaluates` if one ends the steps, however few they are. None for steps
-        without a pace.
+        or the plan, whose evaluations, one each `every` steps, take `planned` seconds for each
+        second of steps. None for steps without a pace.
         """
         step, times = pace.seconds_for(1), self._times
         if step is None and num_steps:
@@ -294,7 +303,7 @@ class TimesSoFar:
         each = planned * every * (step or 0.0)
         if times.evaluations:
             each = times.evaluated_seconds / times.evaluations
-        return num_steps * (step or 0.0) + max(num_steps / every, float(evaluates)) * each
+        return num_steps * (step or 0.0) + evaluations * each
 
     def to_json(self) -> dict[str, float]:
         """Return the times for a checkpoint's position, from which the next attempt goes on."""

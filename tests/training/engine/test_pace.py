@@ -9,7 +9,7 @@ from contract.errors import Exit
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.engine import step_log
-from training.engine.step_log import DeviceTime, Pace, StepTime, TimesSoFar
+from training.engine.step_log import DeviceTime, Pace, StepTime, TimesSoFar, evaluations_ahead
 
 
 def test_the_first_step_of_an_attempt_counts_only_as_waited_for() -> None:
@@ -58,20 +58,41 @@ def test_evaluations_are_no_part_of_the_pace_and_known_from_the_plan_or_earlier_
     pace.pass_over(600)
     times.add_evaluation(600)
     assert pace.seconds_for(7) == pytest.approx(70)
-    # Of the plan's one evaluation in 100 steps or of what one took, a half or all of it.
-    for before, num_steps, evaluates, seconds in (
-        ({}, 50, False, 500 + 100),
-        ({}, 50, True, 500 + 200),
-        ({}, 0, True, 200),
-        (times.to_json(), 50, False, 500 + 300),
-        (times.to_json(), 50, True, 500 + 600),
-        (times.to_json(), 0, False, 0),
+    # Of the plan's, each 100 steps, or of what one took.
+    for before, num_steps, evaluations, seconds in (
+        ({}, 50, 0, 500),
+        ({}, 50, 1, 500 + 200),
+        ({}, 0, 1, 200),
+        (times.to_json(), 50, 3, 500 + 3 * 600),
+        (times.to_json(), 0, 0, 0),
     ):
         found = TimesSoFar(before, 0).seconds_for(
-            num_steps, pace, every=100, planned=0.2, evaluates=evaluates
+            num_steps, pace, evaluations=evaluations, every=100, planned=0.2
         )
         assert found == pytest.approx(seconds)
-    assert TimesSoFar({}, 0).seconds_for(5, Pace(), every=9, planned=0, evaluates=True) is None
+    assert TimesSoFar({}, 0).seconds_for(5, Pace(), evaluations=1, every=9, planned=0) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "num_steps", "every", "is_due", "count"),
+    [
+        (126, 22, 21, True, 3),  # of seed 50339: its own, that of 147, and the last
+        (126, 22, 21, False, 2),
+        (127, 19, 21, False, 0),
+        (147, 1, 21, False, 1),
+        (148, 0, 21, True, 1),
+        (148, 0, 21, False, 0),
+        (105, 21, 21, False, 1),
+        (0, 148, 0, False, 1),
+        (0, 147, 0, False, 0),
+        (0, 148, 74, False, 2),
+    ],
+)
+def test_evaluations_are_counted_one_by_one(
+    step: int, num_steps: int, every: int, is_due: bool, count: int
+) -> None:
+    ahead = evaluations_ahead(step, num_steps, every=every, last=148, is_due=is_due)
+    assert ahead == count
 
 
 def test_a_commit_before_the_first_evaluation_says_what_is_left_with_those_of_the_plan(
