@@ -46,7 +46,7 @@ class Habit:
     @property
     def has_whole_pauses(self) -> bool:
         """Whether its saves have no pause that a quiet time takes for their end."""
-        return self.says_when or self.pause_seconds < 0.8 * self.quiet_seconds
+        return self.pause_seconds < 0.8 * self.quiet_seconds
 
     @property
     def saving_seconds(self) -> float:

@@ -70,11 +70,14 @@ class ProgramRecord:
                     return
                 data = blob.data[content["start"] : content["start"] + content["bytes"]]
             files[one["path"]] = data
-        self._judge_files(name, files, is_tentative=bool(entry.get("is_tentative")))
+        is_tentative, is_said = bool(entry.get("is_tentative")), manifest["program_says_when"]
+        self._judge_files(name, files, is_tentative=is_tentative, is_said=is_said)
         world.facts["snapshots"] += 1
         world.facts[f"snapshots {manifest['reason']}"] += 1
 
-    def _judge_files(self, name: str, files: dict[str, bytes], *, is_tentative: bool) -> None:
+    def _judge_files(
+        self, name: str, files: dict[str, bytes], *, is_tentative: bool, is_said: bool
+    ) -> None:
         world, logs = self.world, self.past.logs
         number = number_of_all({path: data for path, data in files.items() if path not in logs})
         self.numbers[name] = number
@@ -87,8 +90,8 @@ class ProgramRecord:
             self.steps[name] = load(files, self.habit)
         except TornError as torn:
             self.steps[name] = None
-            is_promised = self.habit.has_whole_pauses and self.is_steady
-            if is_promised and not is_tentative:
+            is_promised = is_said or self.habit.has_whole_pauses
+            if is_promised and self.is_steady and not is_tentative:
                 world.breaks("a snapshot holds whole saves", f"{torn} in {name}")
 
     def deleted(self, name: str) -> None:
@@ -109,7 +112,7 @@ class ProgramRecord:
         for path in self.past.logs & disk.files.keys():
             if not self.past.has_had(path, disk.files[path]):
                 world.breaks("a log is as it was", f"{path} on {machine.id}")
-        if fit and not names:
+        if fit and not names and not world.facts["checkpoints damaged"]:
             world.breaks("what is restored is a snapshot", f"{machine.id} of {len(fit)}")
         newest = fit[-1]["name"] if fit else ""
         passes = [one for one in fit if one.get("failed_starts", 0) >= 2]

@@ -35,7 +35,7 @@ def test_a_folder_that_is_never_quiet_is_told_with_the_file_that_changes(
             {writes}
             time.sleep(0.1)
     """)
-    monkeypatch.setattr("training.durable.program.watch._NEVER_QUIET_SECONDS", 1.5)
+    monkeypatch.setattr("training.durable.program.watch._NEVER_QUIET_SECONDS", 1.0)
     for name in ("_GAP_SHARE", "_REWRITES"):  # else it is taken before that
         monkeypatch.setattr(f"training.durable.save.snapshots.watcher.{name}", 1000)
     assert run.attempt() == 0

@@ -216,7 +216,8 @@ class FolderManifest:
         """Whether `before`, which was published earlier, already holds the same."""
         if before is None or (self.program_says_when and not before.program_says_when):
             return False
-        if before.reason == "crash-consistent" and self.reason in ("quiet", "notice"):
+        better = {"crash-consistent": ("quiet", "notice"), "notice": ("quiet",)}
+        if self.reason in better.get(before.reason, ()):
             return False  # the same content is now known to be complete
         mine, others = (
             (one.files, one.links, one.folders, one.hard_links) for one in (self, before)

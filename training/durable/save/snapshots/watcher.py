@@ -312,11 +312,11 @@ class Watcher:
             else:
                 self._uncaptured_since = self._uncaptured_since or time.monotonic()
                 is_part = seconds < self._quiet_seconds and self._habit.is_part(listing)
-                is_quiet = seconds >= wanted and not is_part
-                is_quiet = is_quiet or self._is_end(listing, seconds)
+                is_sure = seconds >= self._quiet_seconds or self._is_end(listing, seconds)
+                is_quiet = is_sure or (seconds >= wanted and not is_part)
                 # The rest of a save may follow, and then a better moment.
-                if not is_part or self._is_overdue:
-                    self._capture_if_due(listing, is_quiet, is_changed=is_changed)
+                if (not is_part or self._is_overdue) and (is_changed or is_sure or not is_quiet):
+                    self._capture_if_due(listing, is_quiet, is_changed=is_changed, is_sure=is_sure)
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:
@@ -324,11 +324,14 @@ class Watcher:
         looked = (time.thread_time() - began - self._copying) / _LOOKING_SHARE
         return time.monotonic() + max(min(self._pause_seconds / 4, _HASTY_SECONDS), looked)
 
-    def _capture_if_due(self, listing: Listing, is_quiet: bool, *, is_changed: bool) -> None:
-        """Capture what has stood still, or what never does."""
+    def _capture_if_due(
+        self, listing: Listing, is_quiet: bool, *, is_changed: bool, is_sure: bool
+    ) -> None:
+        """Capture what has stood still, or what never does; in haste not for as long as usual."""
         if is_quiet and self._quiet.is_closed():
             reason: Reason = "notice" if self.is_hasty else "quiet"
-            self._captured(self._capture(reason, self._moment(quiet=listing)), is_tentative=False)
+            moment = self._moment(quiet=listing, is_tentative=not is_sure)
+            self._captured(self._capture(reason, moment), is_tentative=not is_sure)
             return
         in_place, seconds = self.rest.listing, time.monotonic() - self.rest.since
         # This costs more than a look. In haste it is always done: a kill may follow.

@@ -228,7 +228,9 @@ def test_a_notice_shortens_the_quiet_time(new_machine: NewMachine, store: Store)
     machine.write({"model.pt": b"x"})
     machine.mirror.request("emergency")
     wait_for_snapshot(machine, 1)
-    assert entries(store)[0].kind == "emergency"
+    (entry,) = entries(store)
+    assert entry.kind == "emergency"
+    assert entry.is_tentative, "a handler may be in a save of several files (seed 50752)"
     assert machine.end(exit_code=-9), "what it left is committed already"
 
 
