@@ -306,9 +306,7 @@ _OF_RANKS: Mapping[str, Fault] = {
 # Of a program's snapshots.
 _OF_PROGRAMS: Mapping[str, Fault] = {
     "an open file is a whole one": _fault(QuietTime, "is_closed", lambda _: True, "whole saves"),
-    "no pause is waited for": _text(
-        Watcher, "_look", "seconds >= self._quiet_seconds or", "True or", "whole saves"
-    ),
+    "no pause is waited for": _fault(Watcher, "_is_end", lambda *_: True, "whole saves"),
     "what died in a save counts": _text(
         Watcher, "last_moment", "if exit_code == 0 and not after_notice:", "if True:", "whole saves"
     ),
