@@ -133,7 +133,11 @@ def _attempt(trace: RunTrace, **fields: float) -> RunTrace:
 
 def _taken(trace: RunTrace) -> RunTrace:
     """A machine that nobody heard of after its notice."""
-    trace = _events(_events(trace, "committed", drop=True), "released", drop=True)
+    return _taken_head(_events(_events(trace, "committed", drop=True), "released", drop=True))
+
+
+def _taken_head(trace: RunTrace) -> RunTrace:
+    """Without the head that it released."""
     return replace(trace, heads=[each for each in trace.heads if each[0] != STORED + 150])
 
 
@@ -262,6 +266,14 @@ def test_a_released_head_answers_a_notice_whose_events_were_lost(after: float) -
     """Seeds 25168 and 35161: S3 was in trouble, and kept the release alone."""
     trace = _heads(_taken(sound()), 3, 149 + after, head(2, FIRST, state="released"))
     assert not [why for why in broken_rules(trace) if "notices-answered" in why]
+
+
+@pytest.mark.parametrize(("stored", "is_kept"), [(155, True), (156, False)])
+def test_an_answer_of_which_s3_alone_tells_has_a_second_more(stored: int, is_kept: bool) -> None:
+    """Seed 65219: of a notice of 3.6 s; S3 tells whole seconds, rounded down."""
+    trace = _events(_events(sound(), "committed", drop=True), "released", stored=STORED + stored)
+    trace = _taken_head(trace)
+    assert is_kept is not any("notices-answered" in why for why in broken_rules(trace))
 
 
 def test_a_program_goes_back_past_what_retention_has_forgotten() -> None:

@@ -152,7 +152,7 @@ class Universe(Deployed):
         """As `runs stop` and `runs resume` do (operate/control.py)."""
         if self.state_now in ("finished", "failed") or self.is_cancelled:
             return
-        self.away_until = self.stopped_until = CLOCK.now + seconds
+        self.away_until = CLOCK.now + seconds
         fleet = StackFleet.of(self.fleet_id)
 
         def stop() -> None:
@@ -162,7 +162,7 @@ class Universe(Deployed):
                     one.terminate()
 
         self._act(stop)
-        self.stopped_at = CLOCK.now
+        self.stopped_at, self.stopped_until = CLOCK.now, self.away_until
         sleep(max(0.0, self.away_until - CLOCK.now))
         self._act(self._resume)
 
