@@ -113,7 +113,7 @@ def _over_budget(tick: Tick) -> Reason | None:
 
 def _barren(tick: Tick) -> Reason | None:
     settings, barren = tick.settings, tick.ledger.barren_attempts()
-    if tick.is_blind or len(barren) < settings.max_barren_attempts:
+    if not tick.is_read or len(barren) < settings.max_barren_attempts:
         return None
     if tick.ledger.is_barren_on_spot(settings):
         return None

@@ -33,7 +33,8 @@ class ProgramRecord:
             if entry["name"] not in self.steps:
                 self._judge(entry)
         firm = [self.steps[one["name"]] or 0 for one in named if not one.get("is_tentative")]
-        if self.is_steady and max(firm, default=0) < self.firm and not self._is_excused:
+        is_promised = self.is_steady and self.habit.has_whole_pauses and not self._is_excused
+        if is_promised and max(firm, default=0) < self.firm:
             self.world.breaks("a commit was lost", f"step {max(firm, default=0)} of {self.firm}")
         self.firm = max(firm, default=0)
         return max((self.steps[one["name"]] or 0 for one in named), default=0)

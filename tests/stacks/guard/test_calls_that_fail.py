@@ -287,6 +287,23 @@ def test_while_s3_says_nothing_no_dollars_are_judged_by_the_price_of_now(
     assert "max_usd is 1.5" in scene.tick(hours_later=3.1, MAX_USD=1.5)["reason"]
 
 
+def test_attempts_are_not_counted_while_neither_ledger_nor_commits_are_known(
+    scene: Scene, before: Any
+) -> None:
+    """Seed 65352: S3 was slow, and told of the head alone."""
+    name = "00000063-g0001-60ebb5c690ba8503"
+    machines = [scene.start() for _ in range(3)]
+    scene.head("running", name)
+    scene.write(f"checkpoints/{name}/state.json", {})
+    scene.end(*machines)
+    before("GetObject guard.json, ListObjectsV2 checkpoints/", _throttled)
+    with pytest.raises(GuardError, match="commits"):
+        scene.tick()
+    assert scene.capacity() > 0
+    before("nothing", _throttled)
+    assert scene.tick()["action"] == "none"
+
+
 def test_a_wait_is_not_judged_by_a_head_that_was_not_read(scene: Scene, before: Any) -> None:
     """A machine that has lost its tags still writes its heartbeats there."""
     known = {"MAX_WAIT_HOURS": 6, "HEARTBEAT_TIMEOUT_SECONDS": 36_000}
