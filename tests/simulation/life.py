@@ -17,7 +17,7 @@ from stacks.guard import settings as guard_settings
 from tests.simulation.account import Account
 from tests.simulation.clock import CLOCK, Task
 from tests.simulation.plan import DAY, Plan
-from tests.simulation.programs import program_stubs
+from tests.simulation.programs import STUBS as PROGRAM_STUBS
 from tests.simulation.ranks import STUBS as RANK_STUBS
 from tests.simulation.shortcuts import quick
 from tests.simulation.stubs import place_of, stubbed
@@ -52,7 +52,8 @@ def simulated() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone; once for many seeds."""
     with ExitStack() as stack:
         stack.enter_context(stubbed(RANK_STUBS))
-        stack.enter_context(program_stubs())
+        for owner, name, stub in PROGRAM_STUBS:
+            stack.enter_context(mock.patch.object(owner, name, stub))
         stack.enter_context(versioned())
         stack.enter_context(CLOCK.patched())
         stack.enter_context(quick())
@@ -138,9 +139,7 @@ def _end_all(account: Account) -> None:
     processes = {task.process for _, _, task, _ in CLOCK.queue}
     processes |= {world.process for world in account.worlds}
     for host in (host for world in account.worlds for host in world.hosts.values()):
-        processes |= {host.process}
-        if host.trainer:
-            processes |= {host.trainer, *host.trainer.ranks}
+        processes |= {*host.processes}
     for process in processes:
         process.end()
     CLOCK.run(CLOCK.now)

@@ -368,10 +368,7 @@ def _with_market(luck: random.Random, plan: Plan) -> Plan:
     """Give it a deadline; of half of them Spot is all that happens, and often away for hours."""
     found = [each for each in plan.happenings if each.what in MARKET]
     for _ in range(luck.randint(0, 6)):
-        at, seconds = (
-            luck.uniform(0, 1.5 * plan.work_seconds),
-            _log(luck, 10 * MINUTE, 20 * HOUR),
-        )
+        at, seconds = luck.uniform(0, 1.5 * plan.work_seconds), _log(luck, 10 * MINUTE, 20 * HOUR)
         found.append(Happening(at=at, what="no capacity", seconds=seconds))
     others = luck.choice([(), plan.happenings])
     happenings = sorted({*found, *others}, key=lambda each: (each.at, each.what))

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from contract.program import Program
 from tests.simulation.bucket import FOLDER_BYTES, TENSORS
@@ -397,7 +396,7 @@ def _copy_source(source: Path, code: Path) -> None:
     (code / "train.py").write_text("main()\n")
 
 
-_STUBS: tuple[tuple[Any, str, Any], ...] = (
+STUBS: tuple[tuple[Any, str, Any], ...] = (
     (listing.FileState, "of", classmethod(state_of)),
     (processes, "children", _children),
     (processes, "_open_for_writing", _open_for_writing),
@@ -427,16 +426,3 @@ _STUBS: tuple[tuple[Any, str, Any], ...] = (
     (Mirror, "request", _request),
     (mirror, "_POLL_SECONDS", 1.0),
 )
-
-
-@contextmanager
-def program_stubs() -> Iterator[None]:
-    """Context in which programs are tasks of the clock."""
-    patches = [mock.patch.object(owner, name, stub) for owner, name, stub in _STUBS]
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in patches:
-            each.stop()

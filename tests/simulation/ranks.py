@@ -108,11 +108,6 @@ class RankedHost(Host):
     def rank_processes(self) -> list[Process]:
         return [] if self.trainer is None else [self.trainer, *self.trainer.ranks]
 
-    def pause(self, seconds: float) -> None:
-        super().pause(seconds)
-        for process in self.rank_processes:
-            process.paused_until = CLOCK.now + seconds
-
     def judge_rebalance(self) -> None:
         """Whichever rank hears of a recommendation, rank 0 saves at the next boundary."""
         trainer, step, plan, began = self.trainer, self.step, self.world.plan, CLOCK.now
