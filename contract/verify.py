@@ -270,9 +270,16 @@ def _pairs(trace: RunTrace, lacks: list[str]) -> list[tuple[Line, Line]]:
 def _lineage(trace: RunTrace) -> dict[int, Line]:
     """Return the steps that count, with their digests: those of a commit, before the run ends.
 
-    A commit that was given up may stay in the head, and no later step follows on it.
+    A commit that was given up may stay in the head, and no later step follows on it. Nor does one
+    follow on an attempt where a later one resumed from an earlier one's commit.
     """
-    steps, given_up = newest_by_step(trace.lines, "step"), {*_given_up(trace)}
+    left = set[int]()
+    for line in trace.lines:
+        name = CHECKPOINT_NAME.fullmatch(line.get("checkpoint") or "")
+        if line["kind"] == "resume" and name:
+            left |= {*range(int(name["generation"]) + 1, line["generation"])}
+    lines = (line for line in trace.lines if line["generation"] not in left)
+    steps, given_up = newest_by_step(lines, "step"), {*_given_up(trace)}
     held = [
         entry["step"]
         for entry in trace.head["checkpoints"]

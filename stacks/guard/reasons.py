@@ -83,7 +83,7 @@ def _too_dear(tick: Tick) -> Reason | None:
         )
     ahead = ledger.usd_per_hour * settings.tick_seconds / 3600
     # Without the ledger, a machine's past hours would count at the price of now.
-    if settings.max_usd and usd + ahead > settings.max_usd and not tick.is_blind:
+    if settings.max_usd and usd + ahead > settings.max_usd and tick.is_read:
         until = f", ${ahead:.2f} more until the next call could end it" if ahead else ""
         return Reason(
             sentence=f"${usd:.2f} billed{until}; max_usd is {settings.max_usd:g}",

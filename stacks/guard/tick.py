@@ -95,11 +95,6 @@ class Tick:
         return not self.unkept
 
     @property
-    def is_blind(self) -> bool:
-        """Whether S3 said nothing: neither what was spent before, nor what was committed."""
-        return not self.is_read and self.head is None
-
-    @property
     def last_word(self) -> float:
         """When the head was written; of one that was deleted, when a call last saw it."""
         return self.head_written or self.ledger.head_seen

@@ -338,6 +338,17 @@ def test_a_commit_that_was_given_up_holds_no_step(excuse: Callable[[RunTrace], R
     assert not [why for why in broken_rules(excuse(lost)) if "commits-kept" in why]
 
 
+def test_an_attempt_is_left_behind_where_the_next_one_could_read_what_it_could_not() -> None:
+    """Seed 81456: S3 was slow, so the second went back behind the newest commit, and was lost."""
+    older, newest = f"{2:08d}-g0001-{2:016x}", f"{4:08d}-g0001-{4:016x}"
+    slow = {**resume(2, older), "passed_over": [{"name": newest, "why": "S3 was slow"}]}
+    lines = [resume(1, None), *(step(n, 1) for n in (1, 2, 3, 4)), slow, step(3, 2)]
+    lines += [resume(3, newest), step(5, 3), step(6, 3)]
+    trace = replace(sound(), head=head(3, newest, LAST), heads=(), events=[], lines=lines)
+    found = {one.rule: one.broken for one in verify(trace)}
+    assert not found["samples-once"] and not found["generations-in-order"]
+
+
 @pytest.mark.parametrize("passed_over", [True, False], ids=["damaged", "started over"])
 def test_the_lineage_ends_where_the_next_attempt_would_begin(passed_over: bool) -> None:
     """What the head still names beyond that was damaged, or is left behind."""

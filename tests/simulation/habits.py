@@ -64,6 +64,11 @@ class Habit:
         return self.keeps_open and any(name.endswith(".csv") for name in self.logs)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether each file appears as a whole, or the script says when."""
+        return self.says_when or (self.kind == "rename" and not self.has_best)
+
+    @property
     def most_unsaved(self) -> float:
         """How long its work may wait for a moment at which it is captured, in seconds."""
         moment = 0.0 if self.says_when else 150.0 + 3 * self.quiet_seconds

@@ -72,6 +72,7 @@ class Host(Ends):
         self.told_seconds = math.inf  # how long before its end it had a notice
         self.idles_since = math.inf  # it trains no more
         self.step: int | None = None  # what its trainer has reached
+        self.saved_at = -math.inf  # when its script last ended a save
         self.owed, self.owed_until = 0, 0.0  # what a notice leaves time to save, and until when
         self.fault = ""  # what the next attempt meets
         self.attempt: type[Attempt] = Attempt  # or a program's
@@ -87,6 +88,14 @@ class Host(Ends):
 
     def begin(self, trainer: Process) -> int:
         return self.attempt(self, trainer).run()
+
+    @property
+    def seems_to_save(self) -> bool:
+        """Whether its script saved in place just now, which may be the middle of a save."""
+        habit = self.world.plan.program
+        if habit is None or habit.is_whole:
+            return False
+        return CLOCK.now - self.saved_at < habit.quiet_seconds / 5 + habit.look_seconds + 1.0
 
     # -- from outside
 

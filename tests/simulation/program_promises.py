@@ -147,7 +147,9 @@ class ProgramRecord:
             return 1e9  # it cannot be stopped for so long
         if not (habit.has_room or habit.says_when):
             return 1e9  # what is sent from where it lies may change
-        sending = 2.5 * plan.save_seconds + 2 * MINUTE
+        # What all snapshots that are kept need is read back and sent once more.
+        is_copied = habit.keep_last >= max(2, plan.keep)
+        sending = (4.5 if is_copied else 2.5) * plan.save_seconds + 2 * MINUTE
         return 1.1 * (habit.most_unsaved + 2 * plan.step_seconds + sending)
 
     def judge_end(self, state: str) -> None:

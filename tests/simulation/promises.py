@@ -60,6 +60,7 @@ class Promised(World):
     committed_step: int = 0
     named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
     moved: float = 0.0  # when the run last got further
+    committed_at: float = 0.0  # when it last committed, also what it had done before
     idle: float = 0.0  # live seconds of machines since then
     crowded: float = 0.0  # seconds with more than one machine
     ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault
@@ -198,6 +199,8 @@ class Promised(World):
     _num_heads: int = 0
 
     def _new_head(self, head: dict[str, Any]) -> None:
+        if {each["name"] for each in head["checkpoints"]} - self.named.keys():
+            self.committed_at = CLOCK.now
         self.named = {each["name"]: each for each in head["checkpoints"]}
         if self.record:
             step = self.record.read(head)
@@ -229,6 +232,7 @@ class Promised(World):
         told = self.hosts[machine.id].told_seconds
         has_time = self.plan.answer_seconds < min(told, UNIT.stop_timeout_seconds - 30.0)
         is_excused = machine.id in self.ill or self.was_troubled()
+        is_excused |= self.hosts[machine.id].seems_to_save
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a shutdown loses no step", f"{step} after {self.committed_step}")
 
@@ -341,6 +345,9 @@ class Promised(World):
         head = self.head_now
         state, stopped = head.get("state", ""), self.is_at_a_limit
         stopped |= self.always_crashes and state == "failed"
+        # A machine that found no head gives the run up, and a person has just restored it.
+        is_given_up = "exit status 2" in str(head.get("reason"))
+        stopped |= is_given_up and self.facts["head deleted"] > 0
         if state != "finished" and not stopped:
             why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"
             self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")

@@ -109,13 +109,15 @@ class RankedHost(Host):
         return [] if self.trainer is None else [self.trainer, *self.trainer.ranks]
 
     def judge_rebalance(self) -> None:
-        """Whichever rank hears of a recommendation, rank 0 saves at the next boundary."""
+        """Rank 0 saves at the next boundary, or two later if only a vote tells it."""
         trainer, step, plan, began = self.trainer, self.step, self.world.plan, CLOCK.now
-        sleep(plan.answer_seconds + plan.evaluation_seconds + plan.life.first_step + MINUTE)
-        is_excused = self.is_excused or self.is_noticed or self.trainer is not trainer
+        votes = 2.2 * plan.step_seconds * (plan.hears == "other")
+        sleep(plan.answer_seconds + plan.evaluation_seconds + plan.life.first_step + MINUTE + votes)
+        has_ended = self.trainer is not trainer or trainer is None or trainer.ended.is_set()
+        is_excused = self.is_excused or self.is_noticed or has_ended
         if step is None or is_excused or self.world.was_troubled() or self.world.ended_at:
             return
-        if self.world.moved < began and step < plan.steps - 2:
+        if self.world.committed_at < began and step < plan.steps - 2:
             self.world.breaks("a recommendation is followed by a commit", f"of step {step}")
 
     def recommend_rebalance(self) -> None:

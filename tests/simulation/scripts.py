@@ -181,7 +181,7 @@ class Script:
             self._prune(habit.keep_last)
         if habit.says_when:
             self._commit()
-        host.step = step
+        host.step, host.saved_at = step, CLOCK.now
 
     def _rename(self, step: int) -> None:
         name = "last.ckpt" if self.habit.keep_last == 1 else f"ckpt-{step:07d}.pt"

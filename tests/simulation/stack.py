@@ -115,7 +115,8 @@ class Stack(Promised):
             return
         host.is_noticed, host.told_seconds = True, seconds
         # Without a head there is nothing that a commit could be written to.
-        if host.step is not None and self.head_now and seconds > self.plan.answer_seconds:
+        has_time = seconds > self.plan.answer_seconds and not host.seems_to_save
+        if host.step is not None and self.head_now and has_time:
             host.owed, host.owed_until = host.step, CLOCK.now + seconds
         if seconds:
             host.notice(seconds)

@@ -273,13 +273,14 @@ def test_an_end_is_not_told_again_and_again_without_the_ledger(scene: Scene, bef
     assert len(scene.mails()) == 1
 
 
-def test_while_s3_says_nothing_no_dollars_are_judged_by_the_price_of_now(
-    scene: Scene, before: Any
+@pytest.mark.parametrize("unread", ["GetObject", "GetObject guard.json"])
+def test_without_the_ledger_no_dollars_are_judged_by_the_price_of_now(
+    scene: Scene, before: Any, unread: str
 ) -> None:
     scene.head("running")
     scene.start()
     scene.tick()
-    before("GetObject", _throttled)
+    before(unread, _throttled)
     with pytest.raises(GuardError, match=r"guard\.json"):
         scene.tick(hours_later=3, MAX_USD=1.5)
     assert scene.capacity() > 0

@@ -2,8 +2,9 @@
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from training.durable.program.container import Container
 
@@ -12,6 +13,10 @@ _TRACEBACK = "Traceback (most recent call last)"
 # Its file, line, function and code; torchrun prefixes lines with a rank.
 _FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*)')
 _LAST_LINES = 5
+# As often as five machines start it: the Guard's bound, which a program that commits never meets.
+MOST_FAILURES = 15
+# A program that tells no steps has got no further, as far as anybody can see.
+_SOON_SECONDS = 900.0
 _PATH = re.compile(r"[\w./-]+\w")
 # What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
 # what is found then.
@@ -74,3 +79,28 @@ def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) ->
     hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
     reason = " ".join(text.split())[:_REASON_BYTES]
     return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")
+
+
+def failures_in_a_row(
+    before: Mapping[str, Any], step: int | None, seconds: float, *, has_committed: bool
+) -> dict[str, int]:
+    """Count the failures in a row that committed, and got no further than the first of them.
+
+    Those that committed nothing are the Guard's to count. `before` is the last failure's event;
+    `step` is the furthest that is known, and where none is, one that fails soon got no further.
+    """
+    furthest, times = before.get("furthest_step", -1), before.get("times", 0)
+    if step is None and furthest <= 0 and seconds > _SOON_SECONDS:
+        return {}
+    if (step or 0) > furthest or times >= MOST_FAILURES:
+        return {"furthest_step": step or 0, "times": 1}
+    return {"furthest_step": furthest, "times": times + has_committed}
+
+
+def why_given_up(series: Mapping[str, int]) -> str:
+    """Return what is said of a run that has failed too often in a row; "" if it goes on."""
+    if (times := series.get("times", 0)) < MOST_FAILURES:
+        return ""
+    step = series["furthest_step"]
+    how = f"never after step {step}" if step else f"each in {_SOON_SECONDS / 60:.0f} minutes"
+    return f"it failed {times} times in a row, {how}"

@@ -22,7 +22,13 @@ from training.durable.errors import AttemptEndedError, InterruptedRunError, RunF
 from training.durable.program.container import ProgramOptions
 from training.durable.program.elsewhere import Elsewhere
 from training.durable.program.event_file import MetricRow
-from training.durable.program.failure import blamed_place, failure_reason, silent_end
+from training.durable.program.failure import (
+    blamed_place,
+    failure_reason,
+    failures_in_a_row,
+    silent_end,
+    why_given_up,
+)
 from training.durable.program.log import ProgramLog
 from training.durable.program.metrics import MetricReader
 from training.durable.program.process import LeftProcesses, ProgramProcess, SharedMemory
@@ -145,8 +151,6 @@ _LISTEN_SECONDS = 1.0
 # How a program ends in a native library's destructor, and how soon after it has written its model.
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _LAST_SECONDS = 10.0
-# As often as five machines start it: the Guard's bound, which a program that commits never meets.
-_MOST_FAILURES = 15
 _LOG_SECONDS = 30.0
 
 
@@ -326,32 +330,21 @@ class ProgramWatch:
         if not (self._progress.has_steps and self._progress.step > self._restored[1]):
             place = blamed_place(tail, self._files, container)
             reason += self._mirror.count_failure(place, silent_end(tail, exit_code))
+        step = self._progress.step if self._progress.has_steps else self._restored[1] or None
+        last, has_committed = before[-1] if before else {}, self._progress.snapshot > 0
+        series = failures_in_a_row(last, step, self._progress.seconds, has_committed=has_committed)
         run.events.emit(
             "program-failed",
             "failed",
             message=reason + f"; what it left is below {FINAL_FILES}" * bool(sums),
             unsaved_seconds=unsaved,
-            is_at_end=is_crash and is_last and self._progress.snapshot > 0,
-            **(series := self._series(before)),
+            is_at_end=is_crash and is_last and has_committed,
+            **series,
             **end,
         )
-        if (times := series.get("times", 0)) >= _MOST_FAILURES:
-            text = f"; it failed {times} times in a row, never after step {series['furthest_step']}"
-            raise RunFailedError(reason + text)
+        if why := why_given_up(series):
+            raise RunFailedError(f"{reason}; {why}")
         raise AttemptEndedError(reason)
-
-    def _series(self, before: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-        """Count the failures in a row that committed, and got no further than the first of them.
-
-        Those that committed nothing are the Guard's to count. {} without a known step.
-        """
-        if not (self._progress.has_steps or self._restored[1]):
-            return {}
-        step, last = self._progress.step, before[-1] if before else {}
-        furthest, times = last.get("furthest_step", -1), last.get("times", 0)
-        if step > furthest or times >= _MOST_FAILURES:
-            return {"furthest_step": step, "times": 1}
-        return {"furthest_step": furthest, "times": times + (self._progress.snapshot > 0)}
 
     def close(self) -> None:
         """Stop mirroring; what is being sent is never committed later."""

@@ -7,7 +7,13 @@ import pytest
 from tests.training.durable.program.programs import ProgramRun
 from training.cli.main import main
 from training.durable.program.container import Container
-from training.durable.program.failure import blamed_place, silent_end
+from training.durable.program.failure import (
+    MOST_FAILURES,
+    blamed_place,
+    failures_in_a_row,
+    silent_end,
+    why_given_up,
+)
 
 FILES = ["state.json", "checkpoint-5/model.pt", "latest"]
 TRAIN = '  File "/opt/ml/code/train.py", line {}, in {}\n    {}\n'
@@ -145,3 +151,34 @@ def test_an_end_without_a_word_of_why_is_told_from_others(
     lines: list[str], exit_code: int, end: str
 ) -> None:
     assert silent_end(lines, exit_code) == end
+
+
+Life = tuple[int | None, float]  # the furthest step that is known, and how many seconds it took
+
+
+@pytest.mark.parametrize(
+    ("lives", "times", "why"),
+    [
+        pytest.param([(7, 3e4), (7, 60.0), (5, 60.0)], 3, "", id="a step of which it never gets"),
+        pytest.param([(7, 60.0), (8, 60.0)], 1, "", id="further"),
+        pytest.param([(None, 3e4)] * 40, 0, "", id="no steps, and it works for hours"),
+        pytest.param([(None, 60.0)] * 14, 14, "", id="no steps, and it fails soon"),
+        pytest.param([(None, 60.0)] * 14 + [(None, 3e4)], 0, "", id="until it works for hours"),
+        pytest.param([(299, 9e3)] + [(None, 50.0)] * 13, 14, "", id="silent lives (seed 86475)"),
+        pytest.param([(9, 60.0)] * 15, 15, "15 times in a row, never after step 9", id="enough"),
+        pytest.param([(None, 60.0)] * 15, 15, "in a row, each in 15 minutes", id="silent, enough"),
+        pytest.param([(9, 60.0)] * 16, 1, "", id="reopened"),
+    ],
+)
+def test_failures_in_a_row_are_counted(lives: list[Life], times: int, why: str) -> None:
+    series = dict[str, int]()
+    for step, seconds in lives:
+        series = failures_in_a_row(series, step, seconds, has_committed=True)
+    assert series.get("times", 0) == times
+    assert why in why_given_up(series)
+    assert bool(why_given_up(series)) == (times == MOST_FAILURES)
+
+
+def test_one_that_committed_nothing_is_the_guard_s_to_count() -> None:
+    before = {"furthest_step": 7, "times": 3}
+    assert failures_in_a_row(before, 7, 60.0, has_committed=False) == before

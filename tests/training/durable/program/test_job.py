@@ -17,7 +17,7 @@ from tests.training.durable.program.programs import COMMITS, ENDLESS, ProgramRun
 from tests.training.runs import wait_for
 from training.cli.main import main
 from training.durable.attempt.supervisor import Watchdog
-from training.durable.program import watch
+from training.durable.program import failure
 from training.durable.program.container import Container
 from training.durable.program.job import _fingerprint
 from training.durable.program.watch import ProgramWatch
@@ -222,7 +222,7 @@ def test_a_failing_program_says_why(
 def test_a_program_that_fails_at_a_step_again_and_again_fails_the_run_whatever_it_commits(
     run: ProgramRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_MOST_FAILURES", 3)
+    monkeypatch.setattr(failure, "MOST_FAILURES", 3)
     run.write("""
 import os, pathlib, sys, time
 starts = pathlib.Path(os.environ["SM_CHECKPOINT_DIR"], "starts")

@@ -170,18 +170,19 @@ class Blobs:
             self._store.delete([second_key(blob)])
             self.found_damaged([blob])
             return
+        finally:  # also of one that was stopped after it arrived
+            if blob not in self._there:  # no snapshot needs it any more
+                self._store.delete([second_key(blob)])
         self._copied.add(blob)
-        if blob not in self._there:  # no snapshot needs it any more
-            self._store.delete([second_key(blob)])
 
     def _delete(self, blobs: set[str]) -> None:
         keys = [key(blob) for blob in sorted(blobs) for key in (blob_key, second_key)]
+        self._there -= blobs  # first: a second copy that arrives meanwhile must see it
         try:
             self._store.delete(keys)
         except StoreError as error:
             _log.warning(f"[retention] {error}; retrying")
-            return
-        self._there -= blobs
+            self._there |= blobs
 
     def _read_unknown(self) -> None:
         for entry in self._lease.head.checkpoints:

@@ -3,8 +3,9 @@
 import os
 import secrets
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -13,6 +14,7 @@ import pytest
 
 from contract.errors import UserError
 from tests.training.durable.save.scene import (
+    PATIENCE_SECONDS,
     Machine,
     NewMachine,
     entries,
@@ -29,7 +31,7 @@ from training.durable.save.snapshots.snapshot import (
     SavedFile,
     read_manifest,
 )
-from training.durable.store.folder import FolderStore
+from training.durable.store.folder import FolderStore, _FileUpload
 from training.durable.store.protocol import Store, StoreError
 
 
@@ -202,6 +204,45 @@ def test_a_second_copy_goes_with_its_blob_and_is_made_once(
     for number in range(8, 12):
         second.save({"a": b"%d" % number})
     wait_until(lambda: not written(), second.mirror)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_second_copy_that_arrives_while_its_blob_is_deleted_goes_too(
+    new_machine: NewMachine, store: Store, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    """Seed 60555: it arrived between the deletion and its answer, and stayed for ever."""
+    machine, is_deleted = new_machine("first"), threading.Event()
+    finish, delete = _FileUpload.finish, FolderStore.delete
+    machine.mirror.start()
+    machine.save({"base": os.urandom(9_000_000), "a": b"1"})
+    base = max(store.sizes("blobs/"), key=store.sizes("blobs/").__getitem__)
+
+    def late(self: _FileUpload) -> None:
+        assert self._target.suffix != ".second" or is_deleted.wait(PATIENCE_SECONDS)
+        if self._target.suffix == ".second" and is_stopped:
+            machine.mirror._blobs.stop_copying.set()
+        finish(self)
+
+    def answered_late(self: FolderStore, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        delete(self, keys)
+        if f"{base}.second" in keys and not is_deleted.is_set():
+            is_deleted.set()
+            with machine.mirror._blobs._copying:  # the copy has arrived
+                pass
+
+    monkeypatch.setattr(_FileUpload, "finish", late)
+    monkeypatch.setattr(FolderStore, "delete", answered_late)
+    for number in (2, 3):
+        machine.save({"a": b"%d" % number})
+    (machine.folder / "base").unlink()
+    for number in (4, 5, 6):
+        machine.save({"a": b"%d" % number})
+    assert is_deleted.wait(PATIENCE_SECONDS)
+    with machine.mirror._blobs._copying:
+        pass
+    machine.vanish()
+    assert f"{base}.second" not in store.sizes("blobs/")
 
 
 def test_a_damaged_blob_is_found_before_all_snapshots_need_it_and_is_sent_again(
