@@ -110,7 +110,7 @@ slow: .venv/.examples .venv/.formats ## the long proofs
 bughunt: $(READY) ## check that the torture finds every known bug: weekly, and in CI when the torture changes
 	@$(BIN)/python -m pytest -m bughunt $(WORKERS) $(ARGS)
 
-compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13, or ARGS=--slice for minutes
+compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13
 	@bash .ci/compat.sh $(TORCH) $(ARGS)
 
 check: .venv/.dev ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates

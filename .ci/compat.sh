@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Tests training/ with the torch and Python of another image: first a boot on which only torch and
 # torchvision are installed, then the tests, then runs that switch between that torch and ours.
-# Usage: .ci/compat.sh TORCH [PYTHON | --slice], after `make setup`. A slice ends after the boot and a
-# short run, and leaves nothing behind.
+# Usage: .ci/compat.sh TORCH [PYTHON], after `make setup`.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,19 +12,9 @@ fi
 torch=$1 version=${2:-3.11}
 environment=$PWD/.venv-compat/$torch
 machine=$(mktemp -d)
-kept_until_exit=("$machine")
-if [[ $version == --slice ]]; then
-    # This environment's Python, unless it is newer than those supported (docs/dependencies.md).
-    version=$(.venv/bin/python -c '
-import sys
-print(sys.executable if sys.version_info < (3, 14) else "3.13")')
-    # Kept away from .venv-compat, where running tests may look for other versions of torch.
-    environment=$PWD/out/compat/$torch
-    kept_until_exit+=("$environment")
-fi
 uv=$PWD/.venv/bin/uv
 python=$environment/bin/python
-trap 'rm -rf "${kept_until_exit[@]}"' EXIT
+trap 'rm -rf "$machine"' EXIT
 export OMP_NUM_THREADS=1
 
 pip_install() {
@@ -43,12 +32,8 @@ ln -s "$environment" "$machine/opt/pytorch"
 MACHINE_ROOT=$machine INSTANCE_ID=i-0123456789abcdef0 bash userdata/steps/interpreter.sh
 export PYTHONPATH=$PWD:$machine/opt/training/packages
 "$python" -m training data make --workload trajectory --count 66 --out "$machine/data"
-# A slice only computes the features and trains the head for one epoch.
-short=()
-if [[ ${2:-} == --slice ]]; then short=(--override epochs=1 --override baselines=false); fi
-"$python" -m training run --workload trajectory --recipe laptop "${short[@]}" \
+"$python" -m training run --workload trajectory --recipe laptop \
     --dataset-uri "$machine/data" --run-uri "$machine/run-1" | tail -n 4
-if [[ ${2:-} == --slice ]]; then exit; fi
 "$python" -m training check trajectory --recipe laptop --dataset-uri "$machine/data"
 unset PYTHONPATH
 

@@ -54,12 +54,3 @@ def test_another_torch_is_tested_with_all_of_the_lock_but_what_torch_pins(checko
     brought_by_torch = {name for name in left_out if name.startswith(("nvidia-", "cuda-"))}
     assert left_out - brought_by_torch == {"torch", "torchvision", "triton", "setuptools"}
     assert any(call.endswith("tests/training tests/userdata") for call in calls)
-
-
-def test_a_slice_trains_and_leaves_nothing_behind(checkout: Path) -> None:
-    before = {path for path in checkout.rglob("*") if path.is_file()}
-    calls = compat(checkout, "--slice")
-    assert [call for call in calls if "training run" in call and "--override epochs=1" in call]
-    assert "training run" in calls[-1]
-    left = {path.name for path in checkout.rglob("*") if path.is_file() and path not in before}
-    assert left == {"calls.txt"}

@@ -7,7 +7,7 @@ whose calls differ would hang, or read each other's bytes: that breaks a promise
 
 import pickle
 import queue
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ class Meeting:
         self.host, self.size = host, size
         self.gone: set[int] = set()  # ended, or left the group
         self.notes: dict[str, str] = {}
+        self.rounds: Counter[int] = Counter()  # how often each rank has begun to train
+        self.diverged: dict[tuple[int, int], bool] = {}  # by round and step
         self.groups = (_Group(self, "gloo", breaks=True), _Group(self, "nccl", breaks=not is_gpu))
 
     def lose(self, rank: int) -> None:

@@ -37,7 +37,7 @@ from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.notice import ExtraTime, Interruption
 from training.durable.attempt.ranks import OtherRanks
-from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.supervisor import Supervisor, _LastResort
 from training.durable.attempt.world import World, _Consensus
 from training.durable.record import head as head_file
 from training.durable.record import lease as lease_file
@@ -303,6 +303,25 @@ _OF_RANKS: Mapping[str, Fault] = {
         ShardedFollower, "obey", "write.cancel()", "write.cancel(), write.wait()", "notices"
     ),
 }  # fmt: skip
+# Of steps that diverge.
+_OF_DIVERGENCE: Mapping[str, Fault] = {
+    "steps that diverge are counted alike": _text(
+        _WorkloadJob, "_train", "count + 1 if divergence.step <= furthest_step else 1",
+        "count + 1", "for a cause",
+    ),
+    "a step that diverges is not left out": _text(
+        _WorkloadJob, "_begin_generation", "if is_skipped:", "if False:", "for a cause"
+    ),
+    "no rank is told of a divergence": _text(
+        _Consensus, "begin_vote", "is_lost, has_diverged", "is_lost, False", "for a cause"
+    ),
+    "training goes back as the same generation": _text(
+        Lease, "begin_generation", "head.generation + 1", "head.generation", "verify"
+    ),
+    "training goes back while its copy is saved": _text(
+        _LastResort, "forget_staged", "with self._lock:", "if True:", "one-writer"
+    ),
+}  # fmt: skip
 # Of a program's snapshots.
 _OF_PROGRAMS: Mapping[str, Fault] = {
     "an open file is a whole one": _fault(QuietTime, "is_closed", lambda _: True, "whole saves"),
@@ -334,6 +353,7 @@ FAULTS: Mapping[str, Fault] = {
     **_OF_TRAINER,
     **_OF_OTHERS,
     **_OF_RANKS,
+    **_OF_DIVERGENCE,
     **_OF_PROGRAMS,
 }
 

@@ -123,6 +123,6 @@ def draw_habit(luck: random.Random, work: float, state_bytes: float) -> Habit:
         start_seconds=log_uniform(luck, 3, 5 * MINUTE),
         has_best=kind != "append" and luck.random() < 0.2,
     )
-    # Each start would commit something; of one that tells no steps only max_hours would end it.
-    is_endless = (habit.begins == "from scratch" or habit.writes_at_start) and not habit.reports
-    return replace(habit, crash="") if is_endless else habit
+    # Of one that tells no steps, commits and fails late, only max_hours would be the end.
+    is_late = habit.crash == "step" and (habit.begins != "newest" or every > 4 * MINUTE)
+    return replace(habit, crash="") if is_late and not habit.reports else habit

@@ -229,7 +229,7 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         (),
     ),
     "shares of two ranks at a notice of 20 seconds": (
-        _plan(_at(485 / HOUR, "takeback", seconds=20.0), ranks=2, is_sharded=True, is_gpu=True,
+        _plan(_at(491 / HOUR, "takeback", seconds=20.0), ranks=2, is_sharded=True, is_gpu=True,
               step_seconds=7.0, steps=40, state_bytes=4e9),
         ("dropped shares waited for",),
     ),
@@ -250,6 +250,22 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(0.5, "rank", how="crash", whose="1", share=-9.0),
               _at(0.8, "rank", how="hang in a step", whose="3"), ranks=4, is_gpu=True),
         ("a rank's end that nobody watches",),
+    ),
+    "steps of two ranks that diverge, once or for their data": (
+        _plan(_at(0.5, "diverge", how="data"), _at(0.7, "diverge", how="once"),
+              _at(0.75, "diverge", how="data"), _at(0.8, "takeback", seconds=120.0),
+              _at(1.0, "diverge", how="data"), ranks=2, interval="600s"),
+        ("a step that diverges is not left out", "no rank is told of a divergence",
+         "training goes back as the same generation"),
+    ),
+    "a step that diverges in the last seconds of a notice": (
+        _plan(_at(0.5, "diverge", how="once"), _at(0.5 + 304 / HOUR, "takeback", seconds=120.0),
+              step_seconds=300.0, steps=20, state_bytes=4e9),
+        ("training goes back while its copy is saved",),
+    ),
+    "three steps in a row that diverge": (
+        _plan(*(_at(0.5 + 0.01 * n, "diverge", how="data") for n in range(4)), ranks=2),
+        ("steps that diverge are counted alike",),
     ),
     "attempts of two, eight, four and one ranks": (
         _plan(*(_at(0.4 + 0.3 * n, "takeback", seconds=120.0) for n in range(4)), ranks=2,

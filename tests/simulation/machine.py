@@ -302,8 +302,9 @@ class _Service:
         trainer.ended.wait()
         host.step = None
         code = trainer.code if trainer.code is not None else 1
-        # Patience with S3 lasts 90 s.
-        if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0)):
+        # Patience with S3 lasts 90 s, and a save that has failed is read after what goes on.
+        work = world.plan.evaluation_seconds + 2 * world.plan.step_seconds
+        if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0 + work)):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with {code}")
         head = world.head_now
         is_refused = trainer.version == OLDER and head.get("format") == 6
@@ -490,15 +491,21 @@ class _Loop:
                 break
             context.consensus.begin_vote(_WEIGHTS)
             kind = "first step" if is_first else "step"
-            self.policy.protect(self.position, kind)  # type: ignore[arg-type]
+            with context.consensus.noting_divergence():
+                self.policy.protect(self.position, kind)  # type: ignore[arg-type]
             with work.doing(kind):  # type: ignore[arg-type]
                 self._step(self.plan.life.first_step if is_first else 0.0)
             is_first = False
-            self.policy.save_if_due(self.position)
+            self._save_if_due()
         self.position = replace(self.position, has_ended=True)
-        self.policy.save_stage_end(self.position)
+        with context.consensus.noting_divergence():
+            self.policy.save_stage_end(self.position)
         context.consensus.go_back_if_diverged()
         return self.position
+
+    def _save_if_due(self) -> None:
+        with self.context.consensus.noting_divergence():
+            self.policy.save_if_due(self.position)
 
     def _answer_notice(self, seconds: float | None) -> None:
         self.context.consensus.go_back_if_diverged()
@@ -519,15 +526,23 @@ class _Loop:
 
     def _step(self, more: float) -> None:
         self._compute(more)
+        self._advance()
+        self._record(self.position)
+        self._tell()
+
+    def _advance(self) -> None:
         before = self.position
-        number = before.stage_step
-        self.position = replace(before, stage_step=number + 1, step=before.step + 1)
+        self.position = replace(before, stage_step=before.stage_step + 1, step=before.step + 1)
         self.pace.next(0.0)
-        epoch, index = divmod(number, self.epoch_steps)
+
+    def _record(self, position: Position) -> None:
+        epoch, index = divmod(position.stage_step - 1, self.epoch_steps)
         self.context.metrics.write(
-            "step", stage="train", step=self.position.step, stage_step=number + 1, epoch=epoch,
+            "step", stage="train", step=position.step, stage_step=position.stage_step, epoch=epoch,
             num_samples=1, ids_sum=mixed_ids(index), split_samples=self.epoch_steps,
         )  # fmt: skip
+
+    def _tell(self) -> None:
         if self.context.world.leads:
             self.attempt.host.step = self.position.step
             self.attempt.world.has_progressed(self.attempt.host.machine, "step")
@@ -543,7 +558,8 @@ class _Loop:
             return
         context, began = self.context, CLOCK.now
         while True:
-            self.policy.protect(self.position, "evaluation")
+            with context.consensus.noting_divergence():
+                self.policy.protect(self.position, "evaluation")
             try:
                 with context.supervisor.long_work.doing("evaluation"):
                     self._evaluate()
@@ -555,7 +571,7 @@ class _Loop:
         self.pace.pass_over(CLOCK.now - began)
         self.position = replace(self.position, evaluated_step=self.position.stage_step)
         if self.position.stage_step != self.plan.steps:
-            self.policy.save_if_due(self.position)
+            self._save_if_due()
 
     def _evaluate(self) -> None:
         left = self.plan.evaluation_seconds

@@ -17,7 +17,7 @@ Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
     "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
-    "power off", "new version", "budget damaged", "rank",
+    "power off", "new version", "budget damaged", "rank", "diverge",
 ]  # fmt: skip
 # What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
 MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")
@@ -80,6 +80,11 @@ class Plan:
     hears: Literal["first", "all", "other"] = "first"  # which ranks a notice reaches
     program: Habit | None = None  # the run is of a program, not of a workload
     raises: int = 0  # how often a person deploys with twice the budget, once it is spent
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the engine's own job trains, which knows ranks and divergence."""
+        return self.ranks > 1 or any(each.what == "diverge" for each in self.happenings)
 
     @property
     def usd(self) -> float:
@@ -188,6 +193,7 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     plan = _at_months_end(random.Random(f"{seed}-month"), plan)
     plan = _with_ranks(random.Random(f"{seed}-ranks"), plan)
     plan = _with_other_run(random.Random(f"{seed}-other-run"), plan)
+    plan = _with_divergence(random.Random(f"{seed}-diverge"), plan)
     return _with_program(random.Random(f"{seed}-program"), plan)
 
 
@@ -275,6 +281,18 @@ def _with_ranks(luck: random.Random, plan: Plan) -> Plan:
     )
 
 
+def _with_divergence(luck: random.Random, plan: Plan) -> Plan:
+    """Let steps of half of the runs with several ranks diverge, and of a tenth of the others."""
+    if luck.random() >= (0.5 if plan.ranks > 1 else 0.1):
+        return plan
+    found = [
+        Happening(at=at, what="diverge", how=luck.choice(["once", "data"]))
+        for at in (luck.uniform(0, plan.work_seconds + plan.life.ready) for _ in range(6))
+    ]
+    happenings = sorted([*plan.happenings, *found[: luck.randint(1, 6)]], key=lambda each: each.at)
+    return replace(plan, happenings=tuple(happenings))
+
+
 def _with_program(luck: random.Random, plan: Plan) -> Plan:
     """Make a fifth of the lives a program's: alone, without a deadline, and mostly shorter."""
     if luck.random() >= 0.2:
@@ -286,7 +304,7 @@ def _with_program(luck: random.Random, plan: Plan) -> Plan:
     happenings = tuple(
         _sooner(each, work / plan.work_seconds)
         for each in plan.happenings
-        if each.what not in ("hang", "budget damaged", "rank")
+        if each.what not in ("hang", "budget damaged", "rank", "diverge")
     )
     return replace(
         plan,

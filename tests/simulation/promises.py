@@ -61,6 +61,9 @@ class Promised(World):
     named: dict[str, Any] = field(default_factory=dict)  # the head's checkpoints
     moved: float = 0.0  # when the run last got further
     committed_at: float = 0.0  # when it last committed, also what it had done before
+    diverged_at: float = -math.inf  # when a step last diverged
+    last_bad_step: int = 0
+    bad_steps: dict[int, str] = field(default_factory=dict)  # that will, "once" or for their "data"
     idle: float = 0.0  # live seconds of machines since then
     crowded: float = 0.0  # seconds with more than one machine
     ill: set[str] = field(default_factory=set)  # machines that hung, were paused, or died at fault

@@ -8,7 +8,7 @@ for torch.distributed. As systemd does, signals reach rank 0, unless the plan sa
 import json
 import math
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
@@ -31,14 +31,14 @@ from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.resume_point import DamagedCheckpointError
 from training.durable.attempt.supervisor import _PATIENCE, Supervisor
 from training.durable.attempt.world import RankEnvironment, World
-from training.durable.errors import AttemptEndedError, exit_code_of
+from training.durable.errors import AttemptEndedError, DivergedError, Divergence, exit_code_of
 from training.durable.record.head import CheckpointEntry, Position
 from training.durable.record.run import RunConfig
 from training.durable.report.receipt import RunResult
 from training.durable.save.tensors import resume as resume_file
 from training.durable.save.tensors import sharded_saves
 from training.durable.save.tensors.checkpointer import Checkpointer
-from training.durable.save.tensors.state import STATE
+from training.durable.save.tensors.state import STATE, LiveState
 from training.durable.store.protocol import Store
 from training.durable.store.transfer import FileEntry
 from training.engine import attempt as engine
@@ -115,6 +115,7 @@ class RankedHost(Host):
         sleep(plan.answer_seconds + plan.evaluation_seconds + plan.life.first_step + MINUTE + votes)
         has_ended = self.trainer is not trainer or trainer is None or trainer.ended.is_set()
         is_excused = self.is_excused or self.is_noticed or has_ended
+        is_excused |= self.world.diverged_at > began - 3 * plan.step_seconds
         if step is None or is_excused or self.world.was_troubled() or self.world.ended_at:
             return
         if self.world.committed_at < began and step < plan.steps - 2:
@@ -175,6 +176,14 @@ class RankedHost(Host):
             self.world.breaks("a lost rank ends the attempt", how)
 
 
+def diverge(host: Host, each: Happening) -> None:
+    """The step after the one under way will, once or whenever it is computed."""
+    if isinstance(host, RankedHost) and host.step is not None and host.trainer is not None:
+        world = host.world  # what has been computed before is good
+        world.last_bad_step = max(world.last_bad_step, host.step) + 2
+        world.bad_steps[world.last_bad_step] = each.how
+
+
 def happen_to_rank(host: Host, each: Happening) -> None:
     """A rank of a machine ends, hangs or becomes slow."""
     if not isinstance(host, RankedHost) or host.trainer is None or host.trainer.is_dead:
@@ -199,6 +208,19 @@ class RankedAttempt(Attempt):
     """The trainer's process with the others that it starts."""
 
     host: RankedHost
+
+    def diverges(self, number: int, step: int) -> bool:
+        """Whether a step diverges, for all ranks alike: once, or whenever it is not left out."""
+        known, bad = self.process.meeting.diverged, self.world.bad_steps
+        if (number, step) not in known:
+            known[number, step] = step in bad
+            if step in bad:
+                self.world.tell(f"{self.host.machine.id[-4:]} step {step} diverges")
+                self.world.diverged_at, self.host.owed = CLOCK.now, 0
+                self.host.step = min(self.host.step or 0, self.world.committed_step)
+            if bad.get(step) == "once":
+                del bad[step]
+        return known[number, step]
 
     def lead(self, supervisor: Supervisor) -> int:
         host, process = self.host, self.process
@@ -268,7 +290,11 @@ class _Job(engine._WorkloadJob):
     def __init__(self, attempt: RankedAttempt, options: AttemptOptions, world: World) -> None:
         own = {each.name: getattr(options, each.name) for each in fields(AttemptOptions)}
         run_options = RunOptions(
-            **own, **_RUN, dataset_uri="", interval=parse_interval(attempt.plan.interval)
+            **own,
+            **_RUN,
+            dataset_uri="",
+            interval=parse_interval(attempt.plan.interval),
+            nan_skips=6,
         )  # type: ignore[arg-type]
         resolved: Any = SimpleNamespace(workload=SimpleNamespace(placement_fields=frozenset()))
         super().__init__(run_options, resolved, SimpleNamespace(), world, {})  # type: ignore[arg-type]
@@ -305,6 +331,9 @@ class _Stages(engine.StageSequence):
             return start
         num_shards = self._context.world.size if self._is_sharded("train") else 1
         loop = RankedLoop(self._attempt, self._context, checkpointer, start, num_shards)
+        meeting, rank = CLOCK.process.meeting, self._context.world.rank
+        meeting.rounds[rank] += 1
+        loop.skipped, loop.round = self._skipped_steps, meeting.rounds[rank]
         with closing(loop.policy):
             return loop.run()
 
@@ -315,7 +344,54 @@ class _Stages(engine.StageSequence):
 
 
 class RankedLoop(_Loop):
-    """The loop of one rank, with the collectives of its steps and evaluations."""
+    """The loop of one rank, with the collectives of its steps and evaluations.
+
+    As the engine's, it reads what a step has found while the next one computes.
+    """
+
+    skipped: Container[int] = ()  # steps that diverged
+    round: int = 0  # of this attempt
+    _unread: Position | None = None  # the last step, of which nothing is known yet
+    _diverged: int | None = None  # the first step that did, in this generation
+
+    def _step(self, more: float) -> None:
+        step = self.position.step + 1
+        if step in self.skipped:
+            self._read_last()
+            self._advance()
+            self._record(self.position)
+            return
+        self._compute(more)
+        self._read_last()
+        self._advance()
+        self._unread = self.position
+        if self._diverged is None and self.attempt.diverges(self.round, step):
+            self._diverged = step
+        if self._diverged is None:
+            self._tell()
+
+    def _read(self) -> None:
+        position, self._unread = self._unread, None
+        if position is not None and self._diverged is not None and self._diverged <= position.step:
+            text = f"step {position.step}: the loss is nan"
+            raise DivergedError(Divergence(step=position.step, message=text, loss=math.nan))
+        if position is not None:
+            self._record(position)
+
+    def _read_last(self) -> None:
+        with self.context.consensus.noting_divergence():
+            self._read()
+
+    def _answer_notice(self, seconds: float | None) -> None:
+        self._read_last()
+        super()._answer_notice(seconds)
+
+    def _capture(self) -> LiveState:
+        self._read()
+        self.context.consensus.refuse_diverged()
+        if self._diverged is not None:
+            self.attempt.world.breaks("a diverged state is never saved", f"of {self._diverged}")
+        return super()._capture()
 
     def _compute(self, more: float) -> None:
         host, rank, world = self.attempt.host, self.context.world.rank, self.context.world
@@ -332,6 +408,7 @@ class RankedLoop(_Loop):
 
     def _evaluate_if_due(self) -> None:
         if self._is_evaluation_due:
+            self._read_last()
             self.context.consensus.go_back_if_diverged()
             if self.context.world.size > 1:
                 self.context.world.gather(0.0)  # each rank's own time

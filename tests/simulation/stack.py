@@ -71,7 +71,7 @@ class Stack(Promised):
         self.tell(f"{machine.id[-4:]} starts on {market}")
         if self.has_pools:
             self.zones[machine.id] = CLOCK.luck.choice(open_pools(self, market))
-        kind = RankedHost if self.plan.ranks > 1 else Host
+        kind = RankedHost if self.plan.has_engine else Host
         self.hosts[machine.id] = host = kind(self, machine)  # type: ignore[arg-type]
         host.attempt = ProgramAttempt if self.plan.program else Attempt
         host.start()

@@ -12,7 +12,7 @@ from stacks.guard.fleet import StackFleet, instances_of_stack
 from tests.simulation.clock import CLOCK, sleep
 from tests.simulation.deploys import Deployed
 from tests.simulation.plan import DAY, Happening
-from tests.simulation.ranks import happen_to_rank
+from tests.simulation.ranks import diverge, happen_to_rank
 from tests.stacks.guard.world import (
     HOUR,
     MINUTE,
@@ -69,6 +69,7 @@ class Universe(Deployed):
             "budget damaged": self.account.damage,
             "new version": lambda: self.deploy(each),
             "s3": lambda: None,
+            "diverge": lambda: [diverge(self.hosts[one.id], each) for one in live],
             "rank": lambda: [happen_to_rank(self.hosts[one.id], each) for one in live],
         }
         act[each.what]()

@@ -224,7 +224,7 @@ class _WorkloadJob:
             except GoBackError as error:
                 divergence = error.divergence
             # The error and its traceback are gone by now; collecting cycles frees the old model.
-            context.supervisor.last_resort.staged_copy = None
+            context.supervisor.last_resort.forget_staged()
             gc.collect()
             if run is None:
                 if not context.world.share_flag(False):

@@ -225,6 +225,11 @@ class _LastResort:
         with self._lock:
             self._main_ends.set()
 
+    def forget_staged(self) -> None:
+        """Keep no copy, as training goes back; does not return if it is being saved."""
+        with self._lock:
+            self.staged_copy = None
+
     def watch_again(self, notice: Notice) -> None:
         """Watch the main thread again, which goes on training after a notice."""
         with self._lock:

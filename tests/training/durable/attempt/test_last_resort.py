@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +24,7 @@ from tests.training.hooks import (
     during,
 )
 from tests.training.runs import ROOT, Run, assert_equal
-from training.durable.attempt.notice import Interruption
+from training.durable.attempt.notice import Interruption, Notice
 from training.durable.attempt.supervisor import Watchdog, _LastResort, _LongWork, notify
 from training.durable.store.folder import FolderStore
 
@@ -74,6 +76,41 @@ def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
     assert (newest.kind, newest.step) == ("emergency", 4)
     assert run.attempt() == 0
     assert_equal(run, whole)
+
+
+def test_training_that_goes_back_does_not_go_on_while_the_staged_copy_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 90690: the next generation swept away what was being saved, and then was committed."""
+    has_begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+
+    def save_staged(notice: Notice) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+        done.append("saved")
+
+    def end() -> None:
+        with suppress(SystemExit):
+            resort.fail("rank 1 ended")
+
+    monkeypatch.setattr(os, "_exit", sys.exit)  # of its thread
+    interruption = Interruption(budget_seconds=BUDGET)
+    resort = _LastResort(interruption)
+    interruption.record("notice")
+    resort.staged_copy = SimpleNamespace(  # type: ignore[assignment]
+        save_staged=save_staged, must_start_by=lambda notice: notice.deadline
+    )
+    saving = threading.Thread(target=end)
+    saving.start()
+    assert has_begun.wait(60)
+    going_back = threading.Thread(target=lambda: (resort.forget_staged(), done.append("went back")))
+    going_back.start()
+    going_back.join(0.2)
+    assert done == []
+    may_end.set()
+    for each in (saving, going_back):
+        each.join(60)
+    assert done == ["saved", "went back"]
 
 
 def test_a_notice_in_a_long_evaluation_commits_the_staged_copy(run: Run, whole: Run) -> None:

@@ -18,6 +18,7 @@ Why no writer deletes what another needs, however late it wakes:
 import hashlib
 import itertools
 import logging
+import re
 import secrets
 import threading
 import time
@@ -28,7 +29,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contract.keys import BLOB_NAME, BLOBS, blob_key, blob_of, checkpoint_prefix, second_key
+from contract.keys import (
+    BLOB_NAME,
+    BLOBS,
+    CHECKPOINT_NAME,
+    blob_key,
+    blob_of,
+    checkpoint_prefix,
+    second_key,
+)
 from training.durable.attempt.resume_point import DamagedCheckpointError, read_twice
 from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint_name
 from training.durable.record.lease import Lease
@@ -116,19 +125,22 @@ class Blobs:
             return
         names = {name for name in map(blob_of, keys) if name}
         self._copied |= {name for name in names if second_key(name) in keys}
-        matches = filter(None, map(BLOB_NAME.fullmatch, names))
-        self._there |= {match[0] for match in matches if int(match["generation"]) < generation}
+        self._there |= {name for name in names if _generation(BLOB_NAME, name) < generation}
         self.delete_unneeded()
 
     def delete_unneeded(self) -> None:
-        """Delete the blobs that no snapshot of the head needs; nothing waits for it."""
+        """Delete the blobs that no snapshot of the head needs; nothing waits for it.
+
+        One that cannot be read may need any but those of a later generation.
+        """
         named = [entry.name for entry in self._lease.head.checkpoints]
-        if unknown := [name for name in named if name not in self._manifests]:
-            _log.info(f"[retention] snapshot {unknown[0]} cannot be read: no blob is deleted")
-            return
-        needed: set[str] = set().union(*(self._manifests[name].blobs for name in named))
-        self._delete(self._there - needed)
-        self._manifests = {name: self._manifests[name] for name in named}
+        known = [name for name in named if name in self._manifests]
+        unknown = {*named}.difference(known)
+        spared = max((_generation(CHECKPOINT_NAME, name) for name in unknown), default=0)
+        needed: set[str] = set().union(*(self._manifests[name].blobs for name in known))
+        unneeded = self._there - needed
+        self._delete({blob for blob in unneeded if _generation(BLOB_NAME, blob) > spared})
+        self._manifests = {name: self._manifests[name] for name in known}
 
     def delete_unpublished(self, blobs: Iterable[str]) -> None:
         """Delete blobs of a snapshot whose publication was never tried."""
@@ -193,6 +205,12 @@ class Blobs:
                     _log.warning(f"[sweep] snapshot {entry.name}: {error}")
                     continue
                 self.add(entry.name, found)
+
+
+def _generation(kind: re.Pattern[str], name: str) -> int:
+    """Return the generation that wrote a checkpoint or a blob of this name."""
+    found = kind.fullmatch(name)
+    return int(found["generation"]) if found else 0
 
 
 class _StoredBlob(Contents):

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from contract.errors import UserError
+from contract.keys import blob_key, blob_of
 from tests.training.durable.save.scene import (
     PATIENCE_SECONDS,
     Machine,
@@ -25,6 +26,7 @@ from tests.training.durable.save.scene import (
 from training.durable.errors import MachineError
 from training.durable.record.metrics import Events
 from training.durable.save.snapshots import restore
+from training.durable.save.snapshots.folder_saves import Blobs
 from training.durable.save.snapshots.snapshot import (
     Content,
     FolderManifest,
@@ -243,6 +245,23 @@ def test_a_second_copy_that_arrives_while_its_blob_is_deleted_goes_too(
         pass
     machine.vanish()
     assert f"{base}.second" not in store.sizes("blobs/")
+
+
+def test_of_a_snapshot_that_cannot_be_read_later_generations_hold_nothing(store: Store) -> None:
+    """Seed 83117: not a blob was deleted while the head named one, for the rest of the run."""
+    unread, read = (
+        SimpleNamespace(name="00000001-g0002-00"),
+        SimpleNamespace(name="00000005-g0003-00"),
+    )
+    own = [f"g{generation:04d}-{number:016x}" for generation in (1, 2, 3) for number in (1, 2)]
+    for blob in own:
+        store.put(blob_key(blob), b"1")
+    lease = SimpleNamespace(head=SimpleNamespace(checkpoints=[unread, read]))
+    blobs = Blobs(store, lease)  # type: ignore[arg-type]
+    for needed in (own, own[-1:]):  # by an earlier one, and by the one that is left
+        blobs.add(read.name, SimpleNamespace(blobs=dict.fromkeys(needed, 1)))  # type: ignore[arg-type]
+    blobs.delete_unneeded()
+    assert [blob_of(key) for key in sorted(store.sizes("blobs/"))] == [*own[:4], own[-1]]
 
 
 def test_a_damaged_blob_is_found_before_all_snapshots_need_it_and_is_sent_again(
