@@ -308,7 +308,7 @@ class Promised(World):
             "no instance for": CLOCK.now - self.moved > 23 * HOUR,
             "attempts in a row": sum(
                 m.why == "Client.UserInitiatedShutdown" for m in self.machines[-3:]
-            ) >= 2 or len(self.ill) >= 2,
+            ) >= 2 or len(self.ill) >= 2 or self.always_crashes,
         }  # fmt: skip
         for words, is_known in known.items():
             if words in reason:
@@ -347,10 +347,9 @@ class Promised(World):
         """What must hold once all is over."""
         head = self.head_now
         state, stopped = head.get("state", ""), self.is_at_a_limit
-        stopped |= self.always_crashes and state == "failed"
         # A machine that found no head gives the run up, and a person has just restored it.
-        is_given_up = "exit status 2" in str(head.get("reason"))
-        stopped |= is_given_up and self.facts["head deleted"] > 0
+        is_given_up = "exit status 2" in str(head.get("reason")) and self.facts["head deleted"] > 0
+        stopped |= state == "failed" and (self.always_crashes or is_given_up)
         if state != "finished" and not stopped:
             why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"
             self.breaks("a run within its limits ends finished", f"{state or 'no head'}, {why}")
