@@ -44,9 +44,6 @@ class Pattern:
     starts_anywhen: bool
 
 
-POISSON = Pattern(
-    life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
-)
 # From the five traces of sizing/spot/interruptions.py: shapes of lives 0.46 to 0.69; of waits 0.45
 # to 0.78 by their moments, which come out 0.05 too high in samples of 40 to 250. Standard deviation
 # of the logarithms between zones 0.93 (rate) and 0.68 (wait). Other GPUs and years than those

@@ -40,7 +40,7 @@ class SpotRun:
     notice_seconds   the part of such a notice without training (contract.notice.idle_seconds),
         which is paid for
     wait_seconds   mean wait for a replacement: clock hours, but not machine hours
-    pattern   how bursty and how uncertain: as in public traces, or POISSON
+    pattern   how bursty and how uncertain: as in public traces by default
     """
 
     work_seconds: float

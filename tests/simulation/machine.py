@@ -303,8 +303,8 @@ class _Service:
         host.step = None
         code = trainer.code if trainer.code is not None else 1
         # Patience with S3 lasts 90 s, and a save that has failed is read after what goes on.
-        work = world.plan.evaluation_seconds + 2 * world.plan.step_seconds
-        if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0 + work)):
+        within = 20 * MINUTE + world.plan.evaluation_seconds + 2 * world.plan.step_seconds
+        if code in (1, 74) and not (host.is_excused or world.was_troubled(60.0, within)):
             world.breaks("an attempt fails for a cause", f"{host.machine.id} exited with {code}")
         head = world.head_now
         is_refused = trainer.version == OLDER and head.get("format") == 6

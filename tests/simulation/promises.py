@@ -389,7 +389,7 @@ class Promised(World):
             late = f"{hours:.1f} h of {self.plan.deadline_hours:.1f}"
             self.breaks("a deadline is kept", late)
 
-    def was_troubled(self, seconds: float = 0.0) -> bool:
+    def was_troubled(self, seconds: float = 0.0, within: float = 20 * MINUTE) -> bool:
         """Whether S3 is, or shortly was, in trouble for machines, for longer than `seconds`."""
         now = CLOCK.now - self.began
         since = [
@@ -397,7 +397,7 @@ class Promised(World):
             for each in self.troubles
             if each.seconds > seconds and each.whose != "guard" and each.at <= now
         ]
-        return min(since, default=math.inf) < 20 * MINUTE
+        return min(since, default=math.inf) < within
 
     @property
     def was_unguarded(self) -> bool:

@@ -354,10 +354,6 @@ class NspawnMachine(RehearsedMachine):
             with suppress(CommandFailed):  # too early: nothing listens to the button yet
                 os.kill(self._first_process(), POWER_OFF)
 
-    def reboot(self) -> None:
-        """Begin to reboot without waiting; EC2 sends Ctrl-Alt-Del. The disks stay."""
-        os.kill(self._first_process(), signal.SIGINT)
-
     def remove(self) -> None:
         """Cut the power and delete the disks."""
         self.kill()

@@ -19,8 +19,6 @@ PACKAGES = (
 )  # fmt: skip
 UNITS = ("systemd-networkd.service", "systemd-resolved.service")
 VARIABLE, DEFAULT = "REHEARSAL_IMAGE", "bookworm"
-# Its systemd is newer than Ubuntu 24.04's, and the default's is older.
-NEWER = "trixie"
 # The keyring that verifies Ubuntu's packages: the host's, or that of this package, pinned by hash.
 UBUNTU_KEYRING = Path("usr/share/keyrings/ubuntu-archive-keyring.gpg")
 _KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"

@@ -12,7 +12,6 @@ from scipy.special import stdtrit
 from sizing.spot.forecast import SpotForecast, forecast
 from sizing.spot.interruptions import Trace, interruptions, load_trace
 from sizing.spot.pattern import (
-    POISSON,
     SEEN,
     SEEN_IN_FLEETS,
     ZONES_SEEN,
@@ -24,6 +23,9 @@ from sizing.spot.simulation import SpotRun
 from .conftest import WriteTrace
 
 DAY = 86_400.0
+POISSON = Pattern(
+    life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
+)
 
 
 def estimate(*, usd_per_hour: float = 0.0, trace: Trace | None = None, **run: Any) -> SpotForecast:

@@ -14,18 +14,13 @@ _BLOCK = 1024
 
 
 def step_by_kernel(
-    values: Tensor,
-    gradient: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    step: Tensor,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    values: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, step: Tensor, *numbers: float
 ) -> None:
-    """Step contiguous tensors of one size; `step`, on the same device, counts earlier steps."""
+    """Step contiguous tensors of one size; `step`, on the same device, counts earlier steps.
+
+    `numbers` are the learning rate, both betas, epsilon and the weight decay.
+    """
+    lr, beta1, beta2, eps, weight_decay = numbers
     with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
         _adamw[(triton.cdiv(values.numel(), _BLOCK),)](
             *(values, gradient, mean, square, step, values.numel()),

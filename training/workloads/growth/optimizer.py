@@ -70,14 +70,14 @@ def _step_slices(
     mean: Tensor,
     square: Tensor,
     step: Tensor,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    *numbers: float,
     fused: bool = False,
 ) -> None:
-    """Step after `step` others with torch's own code, on slices with moments in float32."""
+    """Step after `step` others with torch's own code, on slices with moments in float32.
+
+    `numbers` are the learning rate, both betas, epsilon and the weight decay.
+    """
+    lr, beta1, beta2, eps, weight_decay = numbers
     tensors = (values, gradient, mean, square)
     for own, slope, low_mean, low_square in zip(
         *(torch.split(t, _SLICE) for t in tensors), strict=True

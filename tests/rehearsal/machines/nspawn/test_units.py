@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.nspawn.root_image import DEFAULT, NEWER, VARIABLE
+from rehearsal.machines.nspawn.root_image import DEFAULT, VARIABLE
 from tests.rehearsal.machines.nspawn.conftest import Boot, left_behind
 
+NEWER = "trixie"  # its systemd is newer than Ubuntu 24.04's, and the default's is older
 WORKING = r"""
 FIELDS = ("CapBnd", "CapEff", "NoNewPrivs", "Seccomp")
 answer = b""
