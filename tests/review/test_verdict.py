@@ -53,9 +53,8 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     # 100 + 200 GiB and an address: 0.0379; 1,907 MiB/s and 7,628 IOPS on top: 0.1293.
     assert float(before) == pytest.approx(1.212 + 0.0379, abs=1e-3)
     assert float(after) == pytest.approx(5.672 + 0.0379 + 0.1293, abs=1e-3)
-    said = [each.what for each in review.of("run")]
-    assert said[0].startswith("**The fleet may be replaced** (SpotFleetRequestConfig")
-    assert any("updated in place instead" in each for each in said)
+    assert review.run_effects[0].startswith("**The fleet may be replaced** (SpotFleetRequestConfig")
+    assert any("updated in place instead" in effect for effect in review.run_effects)
     # Of one kind of GPU, 1, 2, 4 or 8 add up to the same bits.
     assert any(
         each.startswith("GPUs change from 1 x NVIDIA A10G to 4 x NVIDIA A10G: a workload's weights")
@@ -299,7 +298,7 @@ def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     assert review.of("loss") == []
     assert review.exit_code("data-loss") == 0
     assert review.exit_code("destructive") == 1
-    assert review.of("run")[0].what.startswith(
+    assert review.run_effects[0].startswith(
         "**A new run starts, and the deploy ends run-1** if it still trains: run-2 gets"
     )
     assert "To let it train on, deploy with -c run_id=run-1" in review.run_effects[0]
