@@ -81,3 +81,9 @@ def blob_of(key: str) -> str | None:
     """Return the name of the blob; None unless the key is that of a blob or its second copy."""
     name = key.removeprefix(BLOBS).removesuffix(_SECOND)
     return name if BLOB_NAME.fullmatch(name) else None
+
+
+def generation_in(name: str) -> int:
+    """Return the generation that wrote a checkpoint or blob of this name; 0 for any other name."""
+    match = CHECKPOINT_NAME.fullmatch(name) or BLOB_NAME.fullmatch(name)
+    return int(match["generation"]) if match else 0

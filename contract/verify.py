@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import inf
 from operator import mul
 
-from contract.keys import CHECKPOINT_NAME, checkpoint_prefix
+from contract.keys import CHECKPOINT_NAME, checkpoint_prefix, generation_in
 from contract.lineage import Line, newest_by_step
 from contract.notice import last_save_margin
 from contract.samples import lineage_problems
@@ -270,22 +270,30 @@ def _pairs(trace: RunTrace, lacks: list[str]) -> list[tuple[Line, Line]]:
 def _lineage(trace: RunTrace) -> dict[int, Line]:
     """Return the steps that count, with their digests: those of a commit, before the run ends.
 
-    A commit that was given up may stay in the head, and no later step follows on it. Nor does one
-    follow on an attempt where a later one resumed from an earlier one's commit.
+    A commit that was given up may stay in the head, and no later step follows on it. Those that
+    count are of the newest commit's generation, of that whose commit it resumed from, and so on.
     """
-    left = set[int]()
-    for line in trace.lines:
-        name = CHECKPOINT_NAME.fullmatch(line.get("checkpoint") or "")
-        if line["kind"] == "resume" and name:
-            left |= {*range(int(name["generation"]) + 1, line["generation"])}
-    lines = (line for line in trace.lines if line["generation"] not in left)
-    steps, given_up = newest_by_step(lines, "step"), {*_given_up(trace)}
+    given_up = {*_given_up(trace)}
     held = [
-        entry["step"]
+        (entry["step"], entry["name"])
         for entry in trace.head["checkpoints"]
         if entry["name"] not in given_up and not entry.get("is_left_behind")
     ]
-    most = inf if trace.head["state"] == "finished" else max(held, default=0)
+    most, newest = max(held, default=(0, ""))
+    generation = generation_in(newest) or trace.head["generation"]
+    if trace.head["state"] == "finished":
+        most, generation = inf, trace.head["generation"]
+    resumed = {
+        line["generation"]: generation_in(line.get("checkpoint") or "")
+        for line in trace.lines
+        if line["kind"] == "resume"
+    }
+    counted = set[int]()
+    while generation > 0 and generation not in counted:
+        counted.add(generation)
+        generation = resumed.get(generation, generation - 1)
+    lines = (line for line in trace.lines if line["generation"] in counted)
+    steps = newest_by_step(lines, "step")
     if not all("ids_sum" in line for line in steps.values()):
         return {}
     return {step: line for step, line in steps.items() if step <= most}

@@ -349,6 +349,22 @@ def test_an_attempt_is_left_behind_where_the_next_one_could_read_what_it_could_n
     assert not found["samples-once"] and not found["generations-in-order"]
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_what_one_attempt_could_not_read_counts_where_the_next_one_could(is_over: bool) -> None:
+    """The second has committed; the third cannot read that, and is lost before it commits."""
+    older, newest = f"{2:08d}-g0001-{2:016x}", f"{4:08d}-g0002-{4:016x}"
+    slow = {**resume(3, older), "passed_over": [{"name": newest, "why": "S3 was slow"}]}
+    lines = [resume(1, None), step(1, 1), step(2, 1), resume(2, older), step(3, 2), step(4, 2)]
+    lines += [slow, step(3, 3)]
+    stopped = head(3, older, newest, state="released")
+    if is_over:
+        lines += [resume(4, newest), step(5, 4), step(6, 4)]
+        stopped = head(4, newest, LAST)
+    trace = replace(sound(), head=stopped, heads=(), events=[], lines=lines)
+    found = {one.rule: one.broken for one in verify(trace)}
+    assert not found["samples-once"] and not found["generations-in-order"]
+
+
 @pytest.mark.parametrize("passed_over", [True, False], ids=["damaged", "started over"])
 def test_the_lineage_ends_where_the_next_attempt_would_begin(passed_over: bool) -> None:
     """What the head still names beyond that was damaged, or is left behind."""

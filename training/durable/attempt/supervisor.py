@@ -268,9 +268,9 @@ class _LastResort:
             self._end(notice)
 
     def _last_moment(self, notice: Notice) -> float:
-        if self.staged_copy is not None:
+        if (copy := self.staged_copy) is not None:
             reserve = notice.deadline - notice.exit_by
-            moment = self.staged_copy.must_start_by(notice) - reserve
+            moment = copy.must_start_by(notice) - reserve
             return max(moment, notice.received + 0.25 * notice.seconds)
         if self.lease is not None or self.follows:
             return notice.exit_by

@@ -15,7 +15,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*
 _LAST_LINES = 5
 # As often as five machines start it: the Guard's bound, which a program that commits never meets.
 MOST_FAILURES = 15
-# A program that tells no steps has got no further, as far as anybody can see.
+# A program that tells no steps has got no further, as far as anybody can see, if it fails so soon.
 _SOON_SECONDS = 900.0
 _PATH = re.compile(r"[\w./-]+\w")
 # What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
@@ -82,19 +82,21 @@ def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) ->
 
 
 def failures_in_a_row(
-    before: Mapping[str, Any], step: int | None, seconds: float, *, has_committed: bool
+    before: Mapping[str, Any], began_with: int, step: int, seconds: float, *, has_committed: bool
 ) -> dict[str, int]:
     """Count the failures in a row that committed, and got no further than the first of them.
 
-    Those that committed nothing are the Guard's to count. `before` is the last failure's event;
-    `step` is the furthest that is known, and where none is, one that fails soon got no further.
+    Those that committed nothing are the Guard's to count. `before` is the last failure's event,
+    `began_with` the number of the snapshot that this attempt was given, and `step` the furthest
+    that is known. Where none is (-1), one that fails soon got no further, unless an attempt
+    between the two has committed.
     """
-    furthest, times = before.get("furthest_step", -1), before.get("times", 0)
-    if step is None and furthest <= 0 and seconds > _SOON_SECONDS:
+    times = before.get("times", 0)
+    if step < 0 and (seconds > _SOON_SECONDS or began_with > before.get("snapshot", 0)):
         return {}
-    if (step or 0) > furthest or times >= MOST_FAILURES:
-        return {"furthest_step": step or 0, "times": 1}
-    return {"furthest_step": furthest, "times": times + has_committed}
+    if not 0 < times < MOST_FAILURES or step > before["furthest_step"]:
+        return {"furthest_step": step, "times": 1}
+    return {"furthest_step": before["furthest_step"], "times": times + has_committed}
 
 
 def why_given_up(series: Mapping[str, int]) -> str:
@@ -102,5 +104,5 @@ def why_given_up(series: Mapping[str, int]) -> str:
     if (times := series.get("times", 0)) < MOST_FAILURES:
         return ""
     step = series["furthest_step"]
-    how = f"never after step {step}" if step else f"each in {_SOON_SECONDS / 60:.0f} minutes"
+    how = f"never after step {step}" if step >= 0 else f"each in {_SOON_SECONDS / 60:.0f} minutes"
     return f"it failed {times} times in a row, {how}"

@@ -82,8 +82,8 @@ class ReportedProgress:
 
     @property
     def seconds(self) -> float:
-        """The time since the program's start."""
-        return time.monotonic() - self._began
+        """The time since the program's start, until its end."""
+        return min(time.monotonic(), self._stopped) - self._began
 
     def add(self, rows: Sequence[MetricRow]) -> None:
         """Write what the program has reported."""
@@ -330,15 +330,16 @@ class ProgramWatch:
         if not (self._progress.has_steps and self._progress.step > self._restored[1]):
             place = blamed_place(tail, self._files, container)
             reason += self._mirror.count_failure(place, silent_end(tail, exit_code))
-        step = self._progress.step if self._progress.has_steps else self._restored[1] or None
-        last, has_committed = before[-1] if before else {}, self._progress.snapshot > 0
-        series = failures_in_a_row(last, step, self._progress.seconds, has_committed=has_committed)
+        number, restored = self._restored
+        step = self._progress.step if self._progress.has_steps else restored or -1
+        about = before[-1] if before else {}, number, step, self._progress.seconds
+        series = failures_in_a_row(*about, has_committed=(commits := self._progress.snapshot > 0))
         run.events.emit(
             "program-failed",
             "failed",
             message=reason + f"; what it left is below {FINAL_FILES}" * bool(sums),
             unsaved_seconds=unsaved,
-            is_at_end=is_crash and is_last and has_committed,
+            is_at_end=is_crash and is_last and commits,
             **series,
             **end,
         )

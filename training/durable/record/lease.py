@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from contract.errors import Exit, UserError
-from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, EVENTS, HEAD, checkpoint_prefix
+from contract.keys import CHECKPOINTS, EVENTS, HEAD, checkpoint_prefix, generation_in
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 from training.durable.record.head import (
     KEEP_NEWEST,
@@ -220,8 +220,7 @@ class Lease:
             _log.warning(f"[sweep] {error}; the next take-over sweeps")
             return
         generation = self._head.generation
-        matches = filter(None, map(CHECKPOINT_NAME.fullmatch, unnamed))
-        self._delete({match[0] for match in matches if int(match["generation"]) < generation})
+        self._delete({name for name in unnamed if 0 < generation_in(name) < generation})
 
     def release(self) -> None:
         """Let the next candidate take over at once; no-op once the run has ended."""

@@ -153,7 +153,7 @@ def test_an_end_without_a_word_of_why_is_told_from_others(
     assert silent_end(lines, exit_code) == end
 
 
-Life = tuple[int | None, float]  # the furthest step that is known, and how many seconds it took
+Life = tuple[int, float]  # the furthest step that is known, or -1, and how many seconds it took
 
 
 @pytest.mark.parametrize(
@@ -161,19 +161,22 @@ Life = tuple[int | None, float]  # the furthest step that is known, and how many
     [
         pytest.param([(7, 3e4), (7, 60.0), (5, 60.0)], 3, "", id="a step of which it never gets"),
         pytest.param([(7, 60.0), (8, 60.0)], 1, "", id="further"),
-        pytest.param([(None, 3e4)] * 40, 0, "", id="no steps, and it works for hours"),
-        pytest.param([(None, 60.0)] * 14, 14, "", id="no steps, and it fails soon"),
-        pytest.param([(None, 60.0)] * 14 + [(None, 3e4)], 0, "", id="until it works for hours"),
-        pytest.param([(299, 9e3)] + [(None, 50.0)] * 13, 14, "", id="silent lives (seed 86475)"),
+        pytest.param([(-1, 3e4)] * 40, 0, "", id="no steps, and it works for hours"),
+        pytest.param([(-1, 60.0)] * 14, 14, "", id="no steps, and it fails soon"),
+        pytest.param([(-1, 60.0)] * 14 + [(-1, 3e4)], 0, "", id="until it works for hours"),
+        pytest.param([(299, 9e3)] + [(-1, 50.0)] * 13, 14, "", id="silent lives (seed 86475)"),
         pytest.param([(9, 60.0)] * 15, 15, "15 times in a row, never after step 9", id="enough"),
-        pytest.param([(None, 60.0)] * 15, 15, "in a row, each in 15 minutes", id="silent, enough"),
+        pytest.param([(-1, 60.0)] * 15, 15, "in a row, each in 15 minutes", id="silent, enough"),
         pytest.param([(9, 60.0)] * 16, 1, "", id="reopened"),
+        pytest.param([(0, 3e4)] * 15, 15, "in a row, never after step 0", id="never beyond one"),
+        pytest.param([(9, 9e3)] + [(-1, 3e4)] * 14, 0, "", id="no steps any more, for hours"),
     ],
 )
 def test_failures_in_a_row_are_counted(lives: list[Life], times: int, why: str) -> None:
     series = dict[str, int]()
-    for step, seconds in lives:
-        series = failures_in_a_row(series, step, seconds, has_committed=True)
+    for number, (step, seconds) in enumerate(lives):
+        before = {**series, "snapshot": number}
+        series = failures_in_a_row(before, number, step, seconds, has_committed=True)
     assert series.get("times", 0) == times
     assert why in why_given_up(series)
     assert bool(why_given_up(series)) == (times == MOST_FAILURES)
@@ -181,4 +184,10 @@ def test_failures_in_a_row_are_counted(lives: list[Life], times: int, why: str) 
 
 def test_one_that_committed_nothing_is_the_guard_s_to_count() -> None:
     before = {"furthest_step": 7, "times": 3}
-    assert failures_in_a_row(before, 7, 60.0, has_committed=False) == before
+    assert failures_in_a_row(before, 0, 7, 60.0, has_committed=False) == before
+
+
+def test_what_has_committed_between_two_failures_of_silent_programs_is_no_row() -> None:
+    before = {"furthest_step": -1, "times": 14, "snapshot": 7}
+    assert failures_in_a_row(before, 7, -1, 60.0, has_committed=True)["times"] == 15
+    assert failures_in_a_row(before, 9, -1, 60.0, has_committed=True) == {}

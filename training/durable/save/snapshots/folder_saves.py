@@ -18,7 +18,6 @@ Why no writer deletes what another needs, however late it wakes:
 import hashlib
 import itertools
 import logging
-import re
 import secrets
 import threading
 import time
@@ -29,15 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contract.keys import (
-    BLOB_NAME,
-    BLOBS,
-    CHECKPOINT_NAME,
-    blob_key,
-    blob_of,
-    checkpoint_prefix,
-    second_key,
-)
+from contract.keys import BLOBS, blob_key, blob_of, checkpoint_prefix, generation_in, second_key
 from training.durable.attempt.resume_point import DamagedCheckpointError, read_twice
 from training.durable.record.head import CheckpointEntry, Head, Kind, checkpoint_name
 from training.durable.record.lease import Lease
@@ -125,7 +116,7 @@ class Blobs:
             return
         names = {name for name in map(blob_of, keys) if name}
         self._copied |= {name for name in names if second_key(name) in keys}
-        self._there |= {name for name in names if _generation(BLOB_NAME, name) < generation}
+        self._there |= {name for name in names if generation_in(name) < generation}
         self.delete_unneeded()
 
     def delete_unneeded(self) -> None:
@@ -136,10 +127,10 @@ class Blobs:
         named = [entry.name for entry in self._lease.head.checkpoints]
         known = [name for name in named if name in self._manifests]
         unknown = {*named}.difference(known)
-        spared = max((_generation(CHECKPOINT_NAME, name) for name in unknown), default=0)
+        spared = max((generation_in(name) for name in unknown), default=0)
         needed: set[str] = set().union(*(self._manifests[name].blobs for name in known))
         unneeded = self._there - needed
-        self._delete({blob for blob in unneeded if _generation(BLOB_NAME, blob) > spared})
+        self._delete({blob for blob in unneeded if generation_in(blob) > spared})
         self._manifests = {name: self._manifests[name] for name in known}
 
     def delete_unpublished(self, blobs: Iterable[str]) -> None:
@@ -205,12 +196,6 @@ class Blobs:
                     _log.warning(f"[sweep] snapshot {entry.name}: {error}")
                     continue
                 self.add(entry.name, found)
-
-
-def _generation(kind: re.Pattern[str], name: str) -> int:
-    """Return the generation that wrote a checkpoint or a blob of this name."""
-    found = kind.fullmatch(name)
-    return int(found["generation"]) if found else 0
 
 
 class _StoredBlob(Contents):
