@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import inf
 from operator import mul
 
-from contract.keys import CHECKPOINT_NAME, checkpoint_prefix, generation_in
+from contract.keys import checkpoint_prefix, generation_in
 from contract.lineage import Line, newest_by_step
 from contract.notice import last_save_margin
 from contract.samples import lineage_problems
@@ -72,8 +72,7 @@ def _one_writer(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         if own == before["generation"] and after["writer"] != before["writer"]:
             yield f"{after['writer']} wrote the head of {before['writer']}, in generation {own}"
         for name in _names(after) - _names(before):
-            match = CHECKPOINT_NAME.fullmatch(name)
-            if match and int(match["generation"]) != own:
+            if generation_in(name) not in (0, own):
                 yield f"{name} was committed while generation {own} held the lease"
 
 

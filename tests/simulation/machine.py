@@ -93,7 +93,7 @@ class Host(Ends):
     def seems_to_save(self) -> bool:
         """Whether its script saved in place just now, which may be the middle of a save."""
         habit = self.world.plan.program
-        if habit is None or habit.is_whole:
+        if habit is None or habit.is_whole or habit.handler not in ("exit", "save"):
             return False
         return CLOCK.now - self.saved_at < habit.quiet_seconds / 5 + habit.look_seconds + 1.0
 
@@ -125,9 +125,10 @@ class Host(Ends):
 
         def stop() -> None:
             if trainer is not None and not trainer.is_dead:
-                step = self.step or 0
+                step, is_excused = self.step or 0, self.seems_to_save
                 self._signal("SIGTERM")
-                if trainer.ended.wait(UNIT.stop_timeout_seconds) and trainer.code == 75:
+                has_ended = trainer.ended.wait(UNIT.stop_timeout_seconds) and trainer.code == 75
+                if has_ended and not is_excused:
                     self.world.judge_shutdown(self.machine, step)
             self.power_off()
 

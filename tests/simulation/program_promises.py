@@ -143,7 +143,8 @@ class ProgramRecord:
         if habit.kind == "append":
             return habit.most_unsaved + MINUTE + 2 * plan.step_seconds
         rest = habit.save_every - habit.saving_seconds
-        if not habit.clones and plan.state_bytes / 2e9 > 5.0 and rest < 2 * habit.quiet_seconds:
+        copied = plan.state_bytes * min(2, habit.keep_last)
+        if not habit.clones and copied / 2e9 > 5.0 and rest < 2 * habit.quiet_seconds:
             return 1e9  # it cannot be stopped for so long
         if not (habit.has_room or habit.says_when):
             return 1e9  # what is sent from where it lies may change

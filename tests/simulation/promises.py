@@ -62,6 +62,7 @@ class Promised(World):
     moved: float = 0.0  # when the run last got further
     committed_at: float = 0.0  # when it last committed, also what it had done before
     diverged_at: float = -math.inf  # when a step last diverged
+    restored_at: float = math.inf  # when a person last restored the head
     last_bad_step: int = 0
     bad_steps: dict[int, str] = field(default_factory=dict)  # that will, "once" or for their "data"
     idle: float = 0.0  # live seconds of machines since then
@@ -235,7 +236,6 @@ class Promised(World):
         told = self.hosts[machine.id].told_seconds
         has_time = self.plan.answer_seconds < min(told, UNIT.stop_timeout_seconds - 30.0)
         is_excused = machine.id in self.ill or self.was_troubled()
-        is_excused |= self.hosts[machine.id].seems_to_save
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a shutdown loses no step", f"{step} after {self.committed_step}")
 
@@ -348,7 +348,8 @@ class Promised(World):
         head = self.head_now
         state, stopped = head.get("state", ""), self.is_at_a_limit
         # A machine that found no head gives the run up, and a person has just restored it.
-        is_given_up = "exit status 2" in str(head.get("reason")) and self.facts["head deleted"] > 0
+        is_given_up = "exit status 2" in str(head.get("reason"))
+        is_given_up &= 0 <= self.ended_at - self.restored_at < 10 * MINUTE
         stopped |= state == "failed" and (self.always_crashes or is_given_up)
         if state != "finished" and not stopped:
             why = head.get("reason") or f"at step {self.committed_step} of {self.plan.steps}"

@@ -160,9 +160,13 @@ class RankedHost(Host):
             sleep(math.inf)
 
     def _judge_hang(self, trainer: Process, rank: int) -> None:
-        """The watchdog allows for work that takes many times longer than any before."""
+        """The watchdog allows for work that takes many times longer than any before.
+
+        For a first step, after training has gone back, ten others are assumed.
+        """
         watchdog, known = trainer.supervisor.watchdog, trainer.supervisor.long_work._measured
-        most = watchdog._limit_seconds + _PATIENCE * max(60.0, *known.values()) + LOSS_SECONDS
+        longest = max(60.0, *known.values(), 10 * known.get("step", 0.0))
+        most = watchdog._limit_seconds + _PATIENCE * longest + LOSS_SECONDS
         if not trainer.ended.wait(most) and not trainer.paused_until:
             self.world.breaks(
                 "a rank that hangs ends the attempt", f"rank {rank}: not in {most:.0f} s"

@@ -136,6 +136,7 @@ class Universe(Deployed):
                 last = next(v.data for v in reversed(self.bucket.objects[key]) if v.data)
                 self.bucket.write(key, last)
                 self.tell("a person restores the head")
+                self.restored_at = CLOCK.now
             self._act(self._resume)
 
         self.away_until = CLOCK.now + seconds

@@ -150,6 +150,7 @@ class HeldRun:
         try:
             yield
         except RunFailedError as error:
+            self.supervisor.last_resort.stand_down()
             self.metrics.flush()
             reason = with_way_back(str(error), self.store.uri)
             self.events.emit("failed", "failed", message=reason)

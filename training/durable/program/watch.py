@@ -330,9 +330,8 @@ class ProgramWatch:
         if not (self._progress.has_steps and self._progress.step > self._restored[1]):
             place = blamed_place(tail, self._files, container)
             reason += self._mirror.count_failure(place, silent_end(tail, exit_code))
-        number, restored = self._restored
-        step = self._progress.step if self._progress.has_steps else restored or -1
-        about = before[-1] if before else {}, number, step, self._progress.seconds
+        step = self._progress.step if self._progress.has_steps else self._restored[1] or -1
+        about = before[-1] if before else {}, self._restored[0], step, self._progress.seconds
         series = failures_in_a_row(*about, has_committed=(commits := self._progress.snapshot > 0))
         run.events.emit(
             "program-failed",

@@ -190,6 +190,14 @@ class Head:
         ends = (e for e in reversed(self.checkpoints) if e.stage == stage and e.kind == "stage-end")
         return next(ends, None)
 
+    def renewed(self) -> "Head":
+        """Return it with another heartbeat, unless the run is not held."""
+        return self if self.state != "running" else replace(self, heartbeat=self.heartbeat + 1)
+
+    def released(self) -> "Head":
+        """Return it without a holder, unless the run has ended."""
+        return replace(self, state="released") if self.state == "running" else self
+
     def started_over(self) -> "Head":
         """Return it with no checkpoint to resume from; it names them until retention drops them."""
         left = tuple(replace(entry, is_left_behind=True) for entry in self.checkpoints)

@@ -98,10 +98,11 @@ class Lease:
         """Commit a checkpoint whose files are stored, and drop those not retained from the head."""
         with self._publishing:
             self.check()
-            assert self._head.state == "running", "a released run must not be written to"
             state: State = "released" if release else "running"
 
             def publish(head: Head) -> Head:
+                if head.state != "running":  # ended by another thread
+                    raise StoreError(f"{self._store.uri} is {head.state}: this is not committed")
                 kept = retention.kept((*head.checkpoints, entry))
                 return replace(head, checkpoints=kept, state=state, unverified_by=())
 
@@ -225,8 +226,8 @@ class Lease:
     def release(self) -> None:
         """Let the next candidate take over at once; no-op once the run has ended."""
         self._stop.set()
-        if self._head.state == "running" and not self.lost.is_set():
-            self._change(lambda head: replace(head, state="released"))
+        if not self.lost.is_set():
+            self._change(Head.released)
 
     def finish(self, weights_sha256: str | None) -> None:
         """Mark the run finished."""
@@ -247,11 +248,7 @@ class Lease:
 
     def beat(self) -> None:
         """Renew the lease once."""
-        self._change(
-            lambda head: (
-                replace(head, heartbeat=head.heartbeat + 1) if head.state == "running" else head
-            )
-        )
+        self._change(Head.renewed)
 
     def _beat(self) -> None:
         while not self._stop.wait(self._ttl_seconds / 3):
@@ -300,6 +297,8 @@ class Lease:
         head, etag = Head.find(self._store)
         if not head or head.nonce not in self._unanswered or head.is_ended:
             raise self._lose() from error
+        kept = {entry.name for entry in head.checkpoints}
+        self._unkept |= {each.name for each in self._head.checkpoints} - kept
         self._head, self._etag = head, etag
 
     def _lose(self) -> LeaseLostError:

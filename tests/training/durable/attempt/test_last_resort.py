@@ -110,6 +110,7 @@ def test_training_that_goes_back_does_not_go_on_while_the_staged_copy_is_saved(
     may_end.set()
     for each in (saving, going_back):
         each.join(60)
+    resort.stand_down()  # a third thread watches the clock
     assert done == ["saved", "went back"]
 
 

@@ -169,9 +169,10 @@ class Blobs:
             (sent,) = send(self._store, BLOBS, [source], progress, num_threads=1)
             source.refuse_damaged(sent.sha256)
         except (DamagedCheckpointError, FileNotFoundError) as error:
-            _log.warning(f"[second copy] {blob} is damaged ({error}); its files are sent again")
-            self._store.delete([second_key(blob)])
-            self.found_damaged([blob])
+            if blob in self._there:  # else it was deleted meanwhile
+                _log.warning(f"[second copy] {blob} is damaged ({error}); its files are sent again")
+                self._store.delete([second_key(blob)])
+                self.found_damaged([blob])
             return
         finally:  # also of one that was stopped after it arrived
             if blob not in self._there:  # no snapshot needs it any more
@@ -281,12 +282,12 @@ class FolderSave(Save):
     def send(self, name: str, tasks: Sequence[Callable[[], None]]) -> tuple[FileEntry, ...] | None:
         """Send what is new, then snapshot.json; may also raise ChangedError."""
         self.sent = self.sent or self._send_contents()
+        manifest = self.sent.manifest
+        self._blobs.add(name, manifest)  # first: a task may fail, and it be given up
         for task in tasks:
             task()
-        manifest = self.sent.manifest
         if manifest.holds_no_more_than(self._blobs.newest):
             return None
-        self._blobs.add(name, manifest)
         return (put_text(self._store, checkpoint_prefix(name), SNAPSHOT, manifest.to_bytes()),)
 
     def publish(self) -> None:

@@ -213,6 +213,7 @@ class Checkpointer:
         If the store fails at the end of a stage, that is raised: the next stage reads it back.
         """
         self._finish()
+        self._supersede()
         self.schedule.start_other()
         write = self._write(request, request.state)
         self._order("live", write.request.entry.name)
@@ -231,8 +232,9 @@ class Checkpointer:
             return
         self.schedule.start_due(request.position)
         began = time.monotonic()
+        writing = self._supersede()
         self._order("copy", request.entry.name)
-        copy = self._copy(request.state)
+        copy = self._copies.copy(request.state, writing)
         if copy is None:
             _log.info("[save] memory cannot hold a copy of the state; streaming it")
             self._run(self._write(request, request.state))
@@ -247,8 +249,9 @@ class Checkpointer:
         position = request.position
         if self.holds(position) or (self._current and self._current.request.position == position):
             return True
+        writing = self._supersede()
         self._order("stage", request.entry.name)
-        copy = self._copy(request.state)
+        copy = self._copies.copy(request.state, writing)
         everywhere = self._leader is None or self._leader.have_staged(copy is not None)
         if copy is None or not everywhere:
             return False
@@ -330,11 +333,15 @@ class Checkpointer:
         if self._leader is not None:
             self._leader.order(verb, name)
 
-    def _copy(self, live: LiveState) -> HostCopy | None:
+    def _supersede(self) -> HostCopy | None:
+        """Forget the staged copy, here and in the other ranks; return the one that is being sent.
+
+        Its memory may be needed. Does not return if it is being saved.
+        """
         with self._lock:
-            self._staged = None  # superseded, and its memory may be needed
-        writing = self._current.state if self._current else None
-        return self._copies.copy(live, writing if isinstance(writing, HostCopy) else None)
+            self._staged = None
+            writing = self._current.state if self._current else None
+        return writing if isinstance(writing, HostCopy) else None
 
     def _run(self, write: TensorSave) -> None:
         self._current = write
@@ -344,8 +351,6 @@ class Checkpointer:
         # The next interval counts from here: a save longer than that would follow each step.
         self.schedule.start_other()
         self._collect()
-        with self._lock:
-            self._staged = None  # older than what is committed
 
     def _finish(self, *, may_leave: bool = False) -> bool:
         """Wait for the save under way and collect it; False if it makes no headway and is left."""

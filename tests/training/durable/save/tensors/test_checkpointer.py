@@ -5,7 +5,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from training.durable.errors import RunFailedError
 from training.durable.record.head import Head
 from training.durable.record.lease import Lease, LeaseLostError, acquire
 from training.durable.save.publish import Cost
-from training.durable.save.tensors.checkpointer import Checkpointer
+from training.durable.save.tensors.checkpointer import Checkpointer, TensorSave
 from training.durable.save.tensors.policy import CheckpointPolicy
 from training.durable.save.tensors.resume import CheckpointContent
 from training.durable.save.tensors.state import HostCopies
@@ -411,3 +413,28 @@ def test_the_watchdog_hears_a_save_for_which_training_waits(tmp_path: Path) -> N
     assert heard
     assert [step for step, _ in scene.committed()] == [1]
     scene.context.metrics.close()
+
+
+@pytest.mark.parametrize("way", ["save", "save_async", "stage"])
+def test_no_rank_is_asked_for_its_share_while_the_staged_copy_is_saved(
+    scene: Scene, way: str
+) -> None:
+    """Its memory would be filled with a later step's, under the staged step's name."""
+    orders = list[str]()
+    leader = SimpleNamespace(
+        order=lambda verb, name: orders.append(verb), have_staged=lambda is_copied: True
+    )
+    scene.checkpointer._leader = leader  # type: ignore[assignment]
+    scene.checkpointer._write = lambda request, state: TensorSave(  # type: ignore[method-assign]
+        scene.checkpointer._publisher, request, state
+    )
+    assert scene.checkpointer.stage(scene.request(1))
+    act = partial(getattr(scene.checkpointer, way), scene.request(2))
+    thread = threading.Thread(target=act)
+    with scene.checkpointer._lock:  # as the last resort holds it until the end
+        thread.start()
+        thread.join(0.2)
+        assert orders == ["stage"]
+    thread.join(60)
+    scene.finish()
+    assert orders == ["stage", {"save": "live", "save_async": "copy", "stage": "stage"}[way]]
