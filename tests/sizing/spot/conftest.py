@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from sizing.spot.pattern import Pattern
+
 WriteTrace = Callable[..., Path]
+# Lives and waits without a memory, and nothing unknown.
+POISSON = Pattern(
+    life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
+)
 
 
 @pytest.fixture

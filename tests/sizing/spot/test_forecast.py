@@ -20,12 +20,9 @@ from sizing.spot.pattern import (
 )
 from sizing.spot.simulation import SpotRun
 
-from .conftest import WriteTrace
+from .conftest import POISSON, WriteTrace
 
 DAY = 86_400.0
-POISSON = Pattern(
-    life_shape=1.0, wait_shape=1.0, rate_spread=0.0, wait_spread=0.0, starts_anywhen=False
-)
 
 
 def estimate(*, usd_per_hour: float = 0.0, trace: Trace | None = None, **run: Any) -> SpotForecast:

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from sizing.spot.forecast import forecast
 from sizing.spot.interruptions import SpotLife
-from sizing.spot.pattern import POISSON
 from sizing.spot.replay import Replay, ReplayJob
 from sizing.spot.simulation import SpotRun
 from tests.sizing.sample_lives import poisson_lives
+
+from .conftest import POISSON
 
 HOUR = 3600.0
 
