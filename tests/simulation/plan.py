@@ -119,7 +119,9 @@ class Plan:
         if self.program:
             saving = self.program.saving_seconds + 1.1 * self.step_seconds
             saving *= self.program.handler == "save"
-            saving += 1e9 * self.program.seems_to_save
+            # What is sent from where it lies may change, until the program has ended.
+            is_in_place = not (self.program.has_room or self.program.says_when)
+            saving += 1e9 * (self.program.seems_to_save or is_in_place)
             return 60.0 + 1.2 * saving + 2.5 * self.save_seconds
         held = self.state_bytes < 40e9  # memory holds a copy: no save is streamed
         slowest = SLOWEST if any(each.how == "slow" for each in self.happenings) else 1.0
