@@ -74,7 +74,9 @@ def _too_dear(tick: Tick) -> Reason | None:
         for name, each in ledger.attempts.items()
         if each.is_live
     ]
-    hours = ledger.billed_hours() + sum(more for _, more in ran)
+    # Without guard.json, one that has ended would count until now.
+    hours = sum(each.hours for each in ledger.attempts.values() if tick.is_read or each.is_live)
+    hours += sum(more for _, more in ran)
     usd = ledger.billed_usd() + sum(more * each.usd_per_hour for each, more in ran)
     if hours > settings.max_billed_hours:
         return Reason(

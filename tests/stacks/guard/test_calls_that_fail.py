@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from botocore.exceptions import ClientError, ConnectTimeoutError
 
 from stacks.guard import records
 from stacks.guard.handler import GuardError
-from stacks.guard.ledger import Ledger
+from stacks.guard.ledger import Ledger, MachineAttempt
+from stacks.guard.reasons import reason_to_stop
 from stacks.guard.settings import quick_client
+from stacks.guard.tick import Tick
+from tests.stacks.guard.model import MAX_HOURS, SETTINGS
 from tests.stacks.guard.scene import Scene
 
 # Each call of a tick in which everything is to be done, and what cannot be done without it.
@@ -286,6 +290,18 @@ def test_without_the_ledger_no_dollars_are_judged_by_the_price_of_now(
     assert scene.capacity() > 0
     before("nothing", _throttled)
     assert "max_usd is 1.5" in scene.tick(hours_later=3.1, MAX_USD=1.5)["reason"]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_without_the_ledger_a_machine_that_has_ended_is_not_billed_until_now(is_read: bool) -> None:
+    """Seed 111011: Spot tells no end, so it stopped a run within its limits, and told nobody."""
+    ledger = Ledger()
+    ended = MachineAttempt(launched=0.0, seen=0.0, is_live=True)
+    ended.bill(3600 * (MAX_HOURS + 1), [(0.0, 0.1)])
+    ended.is_live = False
+    ledger.attempts["i-1"] = ended
+    tick = Tick(settings=replace(SETTINGS, max_usd=0.0), now=1e5, ledger=ledger, is_read=is_read)
+    assert (reason_to_stop(tick) is None) == (not is_read)
 
 
 def test_attempts_are_not_counted_while_neither_ledger_nor_commits_are_known(

@@ -129,8 +129,7 @@ class Blobs:
         unknown = {*named}.difference(known)
         spared = max((generation_in(name) for name in unknown), default=0)
         needed: set[str] = set().union(*(self._manifests[name].blobs for name in known))
-        unneeded = self._there - needed
-        self._delete({blob for blob in unneeded if generation_in(blob) > spared})
+        self._delete({blob for blob in self._there - needed if generation_in(blob) > spared})
         self._manifests = {name: self._manifests[name] for name in known}
 
     def delete_unpublished(self, blobs: Iterable[str]) -> None:
