@@ -334,9 +334,9 @@ class Checkpointer:
             self._leader.order(verb, name)
 
     def _supersede(self) -> HostCopy | None:
-        """Forget the staged copy, here and in the other ranks; return the one that is being sent.
+        """Forget the staged copy, before any rank needs its memory; return the one being sent.
 
-        Its memory may be needed. Does not return if it is being saved.
+        Does not return if the staged copy is being saved.
         """
         with self._lock:
             self._staged = None
