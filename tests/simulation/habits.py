@@ -65,8 +65,9 @@ class Habit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each file appears as a whole, or the script says when."""
-        return self.says_when or (self.kind == "rename" and not self.has_best)
+        """Whether each file appears as a whole, and is seen to, or the script says when."""
+        is_seen = self.keep_last == 1 or self.write_seconds >= self.look_seconds
+        return self.says_when or (self.kind == "rename" and is_seen and not self.has_best)
 
     @property
     def most_unsaved(self) -> float:
