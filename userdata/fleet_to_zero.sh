@@ -5,6 +5,7 @@ source userdata/lib.sh
 carry_on
 
 reason=$1
+before=$(json_field "$run/head.json" state)
 # A Spot fleet then gives this very machine a notice; the handler must know that we caused it.
 : >"$run/stopping"
 python3 -m userdata.events fleet-to-zero info --message "$reason"
@@ -35,6 +36,12 @@ to_zero() {
         [[ $answer == *cancelled* || $answer == *"name not found"* ]]
     fi
 }
+# reopened: whether a person has taken the run's end back while EC2 did not answer.
+reopened() {
+    local now
+    [[ $before == finished || $before == failed ]] && now=$(run_state) &&
+        [[ -n $now && $now != "$before" ]]
+}
 
 attempts=${FLEET_ATTEMPTS:-10}
 until to_zero; do
@@ -44,7 +51,13 @@ until to_zero; do
         python3 -m userdata.send_events --once || true
         exit 1
     fi
-    sleep 6
+    sleep "${FLEET_RETRY_SECONDS:-6}"
+    if reopened; then
+        echo "[ok] the run was reopened: the fleet stays, and replaces this machine"
+        python3 -m userdata.events fleet-to-zero info --message "the run was reopened"
+        python3 -m userdata.send_events --once || true
+        exec bash userdata/terminate.sh
+    fi
 done
 echo "[ok] fleet $fleet to zero: $reason"
 # A Spot fleet gives its Spot machines a notice. One on demand it leaves alone: it would be paid for

@@ -60,6 +60,7 @@ class Ends:
     def fleet_to_zero(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "stopping").touch()
+        before = self.run_state()
         for _ in range(10):
             with suppress(Exception):
                 fleet = self.cli["ssm"].get_parameter(Name="fleet")["Parameter"]["Value"]
@@ -76,6 +77,10 @@ class Ends:
                         )
                 return
             sleep(6)
+            now = self.run_state()
+            if before in ("finished", "failed") and now and now != before:
+                self._terminate_self()  # a person has taken the run's end back
+                return
 
     def run_state(self) -> str | None:
         """The head's state, as run_state.sh reads it; None if it cannot be read."""

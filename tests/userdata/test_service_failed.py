@@ -16,11 +16,14 @@ from tests.userdata.rig import REPOSITORY, USERDATA, install
 AWS = r"""#!/bin/bash
 echo "$*" >>"$MACHINE_ROOT/calls"
 case "$*" in
-s3\ cp*head.json*) [[ $HEAD ]] || { echo "(404)" >&2; exit 1; }; echo "$HEAD" >"${@: -1}" ;;
+s3\ cp*head.json*)
+    HEAD=$(cat "$MACHINE_ROOT/reopened" 2>/dev/null || echo "$HEAD")
+    [[ $HEAD ]] || { echo "(404)" >&2; exit 1; }; echo "$HEAD" >"${@: -1}" ;;
 s3\ mv*) cp "${@: -2:1}"/*.json "$MACHINE_ROOT/sent" ;;
 s3\ cp*machine-failed*) cp "$MACHINE_ROOT"/others/* "${@: -1}" ;;
 ssm*) cat "$MACHINE_ROOT/fleet" 2>/dev/null || echo sfr-1 ;;
 ec2\ modify*|autoscaling*)
+    mv "$MACHINE_ROOT"/{reopens,reopened} 2>/dev/null
     [[ ! -e $MACHINE_ROOT/refusal ]] || { cat "$MACHINE_ROOT/refusal" >&2; exit 1; } ;;
 esac
 """
@@ -101,6 +104,7 @@ def fail(root: Path) -> Fail:
                 "RESULT": result,
                 "STATUS": str(status),
                 "HEAD": head,
+                "FLEET_RETRY_SECONDS": "0.1",
             },
             check=True,
         )
@@ -234,6 +238,16 @@ def test_a_cancelled_fleet_is_at_zero_already(fail: Fail, root: Path) -> None:
     made, events = fail(status=1, head='{"state": "finished"}')
     assert made == ["ec2 modify-spot-fleet"]
     assert [event["status"] for event in events] == ["info"]
+
+
+def test_a_run_that_a_person_reopens_while_ec2_refuses_keeps_its_fleet(
+    fail: Fail, root: Path
+) -> None:
+    (root / "refusal").write_text("RequestLimitExceeded")
+    (root / "reopens").write_text('{"state": "released"}')
+    made, events = fail(status=1, head='{"state": "failed"}')
+    assert made == ["ec2 modify-spot-fleet", "ec2 terminate"]
+    assert [event["message"] for event in events] == ["the run is failed", "the run was reopened"]
 
 
 @pytest.mark.parametrize("refusal", ["", "AutoScalingGroup name not found - AutoScalingGroup S-r1"])
