@@ -13,12 +13,15 @@ from stacks.guard.tick import CALL_SECONDS, DONE_STATES, Tick
 
 # The key of the note about a refused stop: sent once, until a stop succeeds.
 REFUSED = "stop refused"
+# The key of one about a stop that may be followed by others.
+STOPPED = "to-zero"
 ADVICE = "Fix the permissions of the Guard's role: a policy of the account may deny it the call."
 
 
 def stop(tick: Tick) -> None:
     """Send the fleet to zero if there is a reason; report a run as over, whoever stopped it."""
     reason = reason_to_stop(tick)
+    _tell_of_earlier(tick, is_to_stop=reason is not None)
     if reason is None:
         return
     is_over = (tick.head or {}).get("state") in DONE_STATES
@@ -45,6 +48,7 @@ def start(tick: Tick) -> None:
     elif (
         tick.is_new
         and bool(tick.settings.budget_name) == (tick.budget is not None)
+        and tick.known("new fleet", own.is_new)  # nobody has stopped it since this call looked
         and tick.does("first machine", partial(own.set_capacity, 1, on_demand))
     ):
         tick.done.append(("start", f"{fleet_id} is new"))
@@ -53,7 +57,10 @@ def start(tick: Tick) -> None:
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_told_once: bool) -> None:
     """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []
-    own = fleet.StackFleet.of(fleet_id)
+    own, tell = fleet.StackFleet.of(fleet_id), partial(_report_stop, tick, reason)
+    tell = partial(tell, is_told_once=is_told_once, ways=["event", "mail"])
+    if tick.is_kept and not is_told_once:  # this call may end before it can say so
+        tell(awaits=fleet_id)
     for action, call in (("to-zero", own.send_to_zero), ("cancel", own.cancel)):
         refusal = tick.known("fleet to zero", partial(fleet.refusal_of, call))
         if refusal is None:  # a passing error: the next call tries again
@@ -61,13 +68,12 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_told_once: bool
         if not refusal:
             tick.done.append((action, reason.sentence))
             tick.capacity[fleet_id] = 0
-            tick.update(lambda ledger: _stopped(ledger, tick))
-            _report_stop(
-                tick, reason, is_told_once=is_told_once, ways=["event", "mail"], refused=refused
-            )
+            tell(refused=refused)
+            tick.update(lambda ledger: _stopped(ledger, tick, fleet_id))
             return
         refused.append(refusal)
     tick.failed.append(f"fleet to zero: {'; '.join(refused)}")
+    tick.update(partial(_not_stopped, fleet_id=fleet_id))
     # Buy nothing for a run that is to stop.
     tick.capacity.pop(fleet_id, None)
     for instance in tick.live():
@@ -77,10 +83,30 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_told_once: bool
         _report_refusal(tick, fleet_id, reason, refused)
 
 
-def _stopped(ledger: Ledger, tick: Tick) -> None:
+def _tell_of_earlier(tick: Tick, *, is_to_stop: bool) -> None:
+    """Tell of a stop whose call did not hear what came of it."""
+    for note in [each for each in tick.ledger.notes if each.awaits]:
+        is_old, wanted = tick.now - note.time > CALL_SECONDS, tick.capacity.get(note.awaits)
+        if wanted == 0 and not tick.is_new:
+            tick.update(partial(_stopped, tick=tick, fleet_id=note.awaits))
+        elif wanted and is_old and not is_to_stop:
+            tick.update(partial(_not_stopped, fleet_id=note.awaits))
+
+
+def _stopped(ledger: Ledger, tick: Tick, fleet_id: str) -> None:
     ledger.stopped = tick.now
     ledger.done.pop(REFUSED, None)
     ledger.observe_fleets(tick.capacity, tick.fleet_id, tick.now)
+    for note in ledger.notes:
+        if note.awaits == fleet_id:
+            note.awaits, note.time = "", tick.now
+
+
+def _not_stopped(ledger: Ledger, fleet_id: str) -> None:
+    """Forget a stop that EC2 has not made: whoever stops the fleet later, it was not this one."""
+    if any(each.awaits == fleet_id for each in ledger.notes):
+        ledger.notes = [each for each in ledger.notes if each.awaits != fleet_id]
+        ledger.done.pop(STOPPED, None)
 
 
 def _report_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str]) -> None:
@@ -117,7 +143,13 @@ def _resume(tick: Tick, *, is_cancelled: bool) -> str:
 
 
 def _report_stop(
-    tick: Tick, reason: Reason, *, is_told_once: bool, ways: list[str], refused: Sequence[str] = ()
+    tick: Tick,
+    reason: Reason,
+    *,
+    is_told_once: bool,
+    ways: list[str],
+    refused: Sequence[str] = (),
+    awaits: str = "",
 ) -> None:
     # The end of a run, or of its head, is reported once, anything else at each stop.
     nonce = (tick.head or {}).get("nonce", tick.ledger.head_seen)
@@ -128,9 +160,10 @@ def _report_stop(
     headline = f"{how}: {reason.sentence}" if tells_how else reason.sentence
     tick.note(
         Note(
-            key=f"{reason.sentence} {nonce}" if is_told_once else "to-zero",
+            key=f"{reason.sentence} {nonce}" if is_told_once else STOPPED,
             time=tick.now,
             name="to-zero",
+            awaits=awaits,
             headline=headline[0].upper() + headline[1:],
             lines=[
                 *refused,

@@ -74,6 +74,7 @@ class Note:
     fields: dict[str, Any]
     ways: list[str]
     about: str = ""  # an instance, if it is about one
+    awaits: str = ""  # a fleet: it is sent once that is seen at zero
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,6 +140,8 @@ class Ledger:
             if not known.said and instance.ended_by:
                 known.said = f"no event machine-failed; EC2 says: {instance.ended_by}"
         for instance_id, attempt in self.attempts.items():
+            if attempt.seen > now:
+                continue  # a call that began later has looked, and may know more
             one = found.get(instance_id)
             if not attempt.usd_per_hour and attempt.hours:  # format 1 had no prices
                 attempt.usd = attempt.hours * settings.usd_per_hour(attempt.size, ON_DEMAND)

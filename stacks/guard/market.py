@@ -176,9 +176,9 @@ def _carry_out(
     ended = SPOT if not spot else ON_DEMAND if decision.market == "spot" else None
     if leaving := [each.id for each in machines if each.market == ended]:
         tick.update(lambda ledger: ledger.take_back(leaving))
-    _ask_for(
-        tick, fleet_id, spot + on_demand, on_demand, f"{WORDS[decision.market]}: {decision.reason}"
-    )
+    why = f"{WORDS[decision.market]}: {decision.reason}"
+    if not _ask_for(tick, fleet_id, spot + on_demand, on_demand, why):
+        return
     for instance in demand if decision.market == "spot" else ():
         if tick.does(f"terminate {instance.id}", instance.terminate):
             tick.done.append((NAME, f"{instance.id} ends: {decision.reason}"))
@@ -207,8 +207,11 @@ def _ask_for(tick: Tick, fleet_id: str, capacity: int, on_demand: int, why: str)
     """Request this capacity unless it is already set; return whether it is set now."""
     if (tick.capacity[fleet_id], tick.on_demand[fleet_id]) == (capacity, on_demand):
         return True
-    call = partial(StackFleet.of(fleet_id).set_capacity, capacity, on_demand)
-    if not tick.does("on-demand capacity", call):
+    own = StackFleet.of(fleet_id)
+    # Somebody may have stopped the run since this call looked.
+    if not tick.known("fleet", lambda: own.read_capacity()[0]):
+        return False
+    if not tick.does("on-demand capacity", partial(own.set_capacity, capacity, on_demand)):
         return False
     tick.done.append((NAME, why))
     return True

@@ -50,6 +50,8 @@ def prefer_calm_pools(tick: Tick) -> None:
     is_free = not (resting and own_fleet.ends_what_it_loses and has_machines)
     if resting == ledger.resting or not is_free or tick.now - ledger.done.get(REFUSED, 0) < DAY:
         return
+    # Whatever becomes of this call, a later one offers them again unless it knows what was taken.
+    tick.update(lambda ledger: setattr(ledger, "resting", [*resting, "asked"]))
     offer = partial(own_fleet.offer, calm or list(pools))
     refusal = tick.known("pools", partial(fleet.refusal_of, offer))
     if refusal:

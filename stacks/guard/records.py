@@ -108,7 +108,8 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
             steps.setdefault(match["id"], set()).add(match["name"])
         if match and match["name"] in (MACHINE_FAILED, NOT_MARKED):
             stored, of = (each["LastModified"].timestamp(), match[0]), (match["name"], match["id"])
-            if stored[0] >= since:
+            # What is mailed once may have been read by a call that ended before it could mail.
+            if stored[0] >= since or match["name"] == NOT_MARKED:
                 newest[of] = max(newest.get(of, stored), stored)
     told: dict[str, list[tuple[str, float, str]]] = {MACHINE_FAILED: [], NOT_MARKED: []}
     for (kind, instance_id), (when, name) in newest.items():

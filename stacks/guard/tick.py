@@ -150,11 +150,16 @@ class Tick:
         change(self.ledger)
 
     def note(self, note: Note, *, again_after: float) -> None:
-        """Keep a note to send once: only one of two concurrent calls claims its key."""
+        """Keep a note to send once: only one of two concurrent calls claims its key.
+
+        It replaces one of its key that still awaits what it tells of.
+        """
 
         def keep(ledger: Ledger) -> None:
-            if ledger.claim(note.key, self.now, again_after=again_after):
-                ledger.notes.append(note)
+            rest = [each for each in ledger.notes if each.key != note.key or not each.awaits]
+            is_awaited = len(rest) < len(ledger.notes)
+            if is_awaited or ledger.claim(note.key, self.now, again_after=again_after):
+                ledger.notes = [*rest, note]
 
         self.update(keep)
 
@@ -162,12 +167,15 @@ class Tick:
         """Send the notes of this call, and those that another could not send."""
         left = {}
         for note in self.ledger.notes:
-            if note.time == self.now or self.now - note.time > CALL_SECONDS:
-                left[note.key] = [way for way in note.ways if not self._is_sent(note, way)]
+            # Of an older one that it is sent could not be kept: each call would send it again.
+            is_left = self.is_kept and self.now - note.time > CALL_SECONDS
+            if not note.awaits and (note.time == self.now or is_left):
+                unsent = [way for way in note.ways if not self._is_sent(note, way)]
+                left[note.key, note.time] = unsent
 
         def settle(ledger: Ledger) -> None:
             for note in ledger.notes:
-                note.ways = left.get(note.key, note.ways)
+                note.ways = left.get((note.key, note.time), note.ways)
             ledger.notes = [note for note in ledger.notes if note.ways]
 
         if left:

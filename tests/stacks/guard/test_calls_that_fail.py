@@ -9,7 +9,8 @@ import pytest
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError, ConnectTimeoutError
 
-from stacks.guard import records
+from stacks.guard import handler, records
+from stacks.guard.fleet import SpotFleet
 from stacks.guard.handler import GuardError
 from stacks.guard.ledger import Ledger, MachineAttempt
 from stacks.guard.reasons import reason_to_stop
@@ -438,3 +439,146 @@ def test_a_damaged_document_stops_nothing_that_does_without_it(
         except GuardError as error:
             assert "calls failed" in str(error)
     assert scene.capacity() == 0 if name == "guard.json" else left not in scene.live()
+
+
+class _TimeIsUp(BaseException):
+    """Lambda ends a call at its time limit."""
+
+
+Answers = Callable[..., None]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Return a function that has calls of the fleet done, or not, and their answer lost."""
+
+    def lose(name: str, how: BaseException | None, *, is_done: bool = True) -> None:
+        real = real_calls.setdefault(name, getattr(SpotFleet, name))
+
+        def lost(self: SpotFleet, *given: Any) -> None:
+            if is_done:
+                real(self, *given)
+            if how is not None:
+                raise how
+
+        monkeypatch.setattr(SpotFleet, name, lost)
+
+    real_calls: dict[str, Any] = {}
+    return lose
+
+
+_NO_ANSWER = ConnectTimeoutError(endpoint_url="https://service")
+_SILENT: Any = {"HEARTBEAT_TIMEOUT_SECONDS": 1e9}
+
+
+@pytest.mark.parametrize("how", [_NO_ANSWER, _TimeIsUp()])
+@pytest.mark.parametrize(("hours", "settings"), [(72.5, _SILENT), (1.1, {}), (30, {"MAX_USD": 10})])
+def test_a_stop_is_told_though_its_call_did_not_hear_of_it(
+    scene: Scene, answers: Answers, how: BaseException, hours: float, settings: dict[str, Any]
+) -> None:
+    """Also one whose reason is gone with the machine, as silence is."""
+    scene.head("running", nonce="abc")
+    for earlier in (0, hours / 2):
+        scene.tick(hours_later=earlier, **settings)
+    answers("send_to_zero", how)
+    with pytest.raises((GuardError, _TimeIsUp)):
+        scene.tick(hours_later=hours, **settings)
+    assert (scene.capacity(), scene.mails()) == (0, [])
+    answers("send_to_zero", None)
+    for more in (0.02, 0.2, 1):
+        assert scene.tick(hours_later=hours + more, **settings)["action"] == "none"
+    (mail,), (event,) = scene.mails(), scene.events()
+    assert mail.startswith("Fleet to zero: ")
+    assert event["message"] == mail.partition("\n")[0].removeprefix("Fleet to zero: ")
+    # The person who resumes it begins a new series, and a later stop is told again.
+    assert scene.read("guard.json")["stopped"] > 0
+    scene.set_capacity(1)
+    assert scene.tick(hours_later=hours + 100, **settings)["action"] == "to-zero"
+    assert len(scene.mails()) == 2
+
+
+def test_a_stop_that_was_not_made_is_not_told_once_a_person_stops_the_run(
+    scene: Scene, answers: Answers
+) -> None:
+    scene.head("running", nonce="abc")
+    for earlier in (0, 0.5):
+        scene.tick(hours_later=earlier)
+    answers("send_to_zero", _NO_ANSWER, is_done=False)
+    with pytest.raises(GuardError):
+        scene.tick(hours_later=1.1)
+    answers("send_to_zero", None)
+    for later in (1.12, 1.3):
+        assert scene.tick(hours_later=later, HEARTBEAT_TIMEOUT_SECONDS=1e9)["action"] == "none"
+    scene.set_capacity(0)
+    scene.tick(hours_later=1.5)
+    assert (scene.mails(), scene.read("guard.json")["notes"]) == ([], [])
+
+
+def test_a_refused_stop_is_not_told_as_one_once_a_person_ends_the_fleet(
+    scene: Scene, before: Any
+) -> None:
+    scene.head("running", nonce="abc")
+    for earlier in (0, 0.5):
+        scene.tick(hours_later=earlier)
+    before("ModifySpotFleetRequest, CancelSpotFleetRequests", _denied)
+    with pytest.raises(GuardError):
+        scene.tick(hours_later=1.1)
+    before("nothing", _denied)
+    scene.set_capacity(0)
+    scene.tick(hours_later=1.2)
+    (mail,) = scene.mails()
+    assert mail.startswith("The fleet could not be ended")
+
+
+def test_a_call_that_looked_earlier_takes_no_new_machine_for_one_that_ended(
+    scene: Scene, before: Any
+) -> None:
+    scene.head("running", nonce="abc")
+    scene.end(*[scene.start() for _ in range(2)], *scene.live())
+    scene.tick(MAX_BARREN_ATTEMPTS=4)
+    others = iter([True])
+
+    def a_machine_starts() -> None:
+        if next(others, False):
+            scene.start()
+            scene.tick(hours_later=0.11, MAX_BARREN_ATTEMPTS=4)
+
+    before("GetObject head.json", a_machine_starts)
+    assert scene.tick(hours_later=0.1, MAX_BARREN_ATTEMPTS=4)["action"] == "none"
+    assert len(scene.live()) == scene.capacity() == 1
+
+
+def test_what_gave_the_run_up_is_told_though_the_call_that_read_it_ended(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.head("released")
+    scene.failed(scene.live()[0], "head.json has format 6", name="head-not-marked")
+    scene.set_capacity(0)
+
+    def end(_: Tick) -> None:
+        raise _TimeIsUp
+
+    with monkeypatch.context() as patch, pytest.raises(_TimeIsUp):
+        patch.setattr(handler, "DUTIES", (end,))
+        scene.tick(hours_later=0.1)
+    for later in (0.2, 0.4):
+        scene.tick(hours_later=later)
+    (mail,) = scene.mails()
+    assert "could not mark it failed: head.json has format 6" in mail
+
+
+def test_an_old_mail_is_not_sent_again_and_again_while_that_cannot_be_kept(
+    scene: Scene, before: Any
+) -> None:
+    scene.head("finished", nonce="abc")
+    before("Publish", _throttled)
+    with pytest.raises(GuardError):
+        scene.tick()
+    before("PutObject guard.json", _throttled)
+    for later in (0.2, 0.4):
+        with pytest.raises(GuardError):
+            scene.tick(hours_later=later)
+    before("nothing", _throttled)
+    for later in (0.6, 0.8):
+        scene.tick(hours_later=later)
+    assert len(scene.mails()) == 1

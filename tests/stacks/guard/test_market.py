@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from moto.ec2.models import ec2_backends
@@ -11,6 +12,7 @@ from moto.ec2.models.instances import StateReason
 from embedded_aws.capacity import Capacity, Course
 from embedded_aws.fleet import maintain_fleets
 from embedded_aws.spot_fleet import TemplateFleet
+from stacks.guard import market
 from stacks.guard.market import work_left
 from stacks.guard.settings import Forecast, quick_client
 from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, Scene
@@ -241,3 +243,20 @@ def test_a_deploy_that_drops_the_deadline_takes_the_move_back(
     )
     run(0.61, **without)
     assert on_demand(scene) == 1 - base
+
+
+def test_a_person_who_stops_the_run_while_a_call_decides_is_not_overruled(
+    scene: Scene, run: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(scene, seconds_left=3600)
+    run(0.01)
+    let_spot_have(scene, 0)
+    decide = market.decide_market
+
+    def stops(*given: Any) -> Any:
+        scene.set_capacity(0)
+        return decide(*given)
+
+    monkeypatch.setattr(market, "decide_market", stops)
+    assert run(0.2)["action"] == "none"
+    assert (scene.capacity(), markets(scene)) == (0, [])

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectTimeoutError
 
 from sizing import PoolHistory, PoolRecord
 from stacks.guard.fleet import SpotFleet
@@ -145,3 +145,26 @@ def test_a_group_keeps_a_zone_while_ec2_does_not_say_that_it_has_no_machine_ther
     with pytest.raises(GuardError, match="instances"):
         scene.tick()
     assert _offered(scene) == []
+
+
+def test_pools_come_back_though_the_call_that_took_them_did_not_hear_of_it(
+    scene: Scene, subnets: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = subnets.values()
+    _lose(scene, first)
+    offer = SpotFleet.offer
+
+    def lost(fleet: SpotFleet, pools: Any) -> None:
+        offer(fleet, pools)
+        raise ConnectTimeoutError(endpoint_url="https://service")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpotFleet, "offer", lost)
+        taken = scene.start(TAGS, SubnetId=first, **SPOT)
+        scene.tick()
+        scene.take_back(taken)
+        with pytest.raises(GuardError):
+            scene.tick()
+    assert _offered(scene) == [second]
+    assert scene.tick(hours_later=1.5)["reason"] == "resting: none"
+    assert sorted(_offered(scene)) == sorted([first, second])
