@@ -188,6 +188,11 @@ class Universe(Deployed):
             if is_at_zero and given_up > self.heeded and not self.trainer_version:
                 self.heeded = given_up
                 self._act(self._resume)
+            known = {reason for _, reason in self.stops}
+            for mail in self.mails:  # of a call that ended before it could return this
+                how, _, reason = mail.partition("\n")[0].partition(": ")
+                if how == "Fleet to zero" and reason not in known:
+                    self.stops.append((CLOCK.now, reason))
             if is_at_zero and self.stops and not self.is_at_a_limit:
                 when, reason = self.stops[-1]
                 if "the budget" not in reason or self.account.has_room_since(when):
