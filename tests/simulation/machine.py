@@ -91,14 +91,9 @@ class Host(Ends):
 
     @property
     def seems_to_save(self) -> bool:
-        """Whether its script saved in place just now, which may be the middle of a save.
-
-        A script that trains on is heard in its next full quiet time, if it has one.
-        """
+        """Whether its script saved in place just now, which may be the middle of a save."""
         habit = self.world.plan.program
-        if habit is None or habit.is_whole or not habit.handler:
-            return False
-        if habit.handler == "ignore" and habit.save_every > habit.quiet_seconds:
+        if habit is None or habit.is_whole or habit.handler not in ("exit", "save"):
             return False
         return CLOCK.now - self.saved_at < habit.quiet_seconds / 5 + habit.look_seconds + 1.0
 

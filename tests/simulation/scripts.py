@@ -91,9 +91,9 @@ class Script:
     def run(self) -> int:
         habit, disk = self.habit, self.disk
         try:
-            self._sleep(habit.start_seconds)
             if habit.writes_at_start:
                 disk.write(_SETTINGS, b'{"lr": 0.1}')
+            self._sleep(habit.start_seconds)
             if habit.crash == "start":
                 return self._fails("setup", "ValueError: no such option")
             step = self._begin()

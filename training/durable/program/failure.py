@@ -31,6 +31,8 @@ _ELSEWHERE = re.compile(
     r"no space|writer failed|input/output|read-only|too many open|quota",
     re.I,
 )
+# The kernel kills with SIGKILL when memory runs out; so says a shell of what it has started.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
 # It reports that a process that it started has failed: torchrun, accelerate.
 _LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
@@ -63,8 +65,7 @@ def silent_end(lines: Sequence[str], exit_code: int) -> str:
     """Return how it ended, if neither a traceback nor its last lines say why; else ""."""
     text = "\n".join(lines)
     is_told = _TRACEBACK in text or _ELSEWHERE.search("\n".join(lines[-_LAST_LINES:]))
-    # The kernel kills with SIGKILL when memory runs out.
-    return "" if is_told or exit_code == -signal.SIGKILL else f"exit code {exit_code}"
+    return "" if is_told or exit_code in _KILLED else f"exit code {exit_code}"
 
 
 def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:
@@ -76,7 +77,7 @@ def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) ->
             text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
     except OSError:
         pass
-    hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
+    hint = " (the kernel does this when memory runs out)" if exit_code in _KILLED else ""
     reason = " ".join(text.split())[:_REASON_BYTES]
     return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")
 

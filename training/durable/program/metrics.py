@@ -122,7 +122,7 @@ class MetricReader:
             file = self._files.get(path) or self._files.setdefault(path, _opened(path))
             try:
                 rows.extend(file.read())
-            except OSError:
+            except (OSError, csv.Error):
                 file.has_more = False
         self._files = {path: file for path, file in self._files.items() if path in found}
         return rows

@@ -118,7 +118,7 @@ class ProgramProcess:
         with contextlib.suppress(OSError):
             self._parent.shutdown(socket.SHUT_WR)  # the keeper kills them
         self._keeper.wait()
-        if self.exit_code is None:
+        while self.exit_code is None:  # there may be a word before the last one
             self.wait(0.0)
         self._parent.close()
 

@@ -263,6 +263,7 @@ class ProgramWatch:
             if interruption.take_rebalance():
                 self._run.events.emit("rebalance", unsaved_seconds=self._unsaved())
                 self._mirror.request("rebalance")
+        self._mirror.end_looks()
         self._progress.stopped()
         self._ended_at = time.time()
 
@@ -445,7 +446,8 @@ class ProgramWatch:
     def _answer(self, notice: Notice) -> None:
         """Signal the program, wait for it, and end it when its time is up."""
         self._notice = notice
-        _write_notice(self._options.notice_file, notice)
+        with contextlib.suppress(AttemptEndedError):  # such as a full disk: the signal remains
+            _write_notice(self._options.notice_file, notice)
         self._progress.notice()
         until = self._tell(notice)
         self._mirror.request("emergency")

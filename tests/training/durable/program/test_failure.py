@@ -143,6 +143,7 @@ def test_a_service_that_is_down_costs_no_snapshot_and_a_torn_one_is_passed_over(
         pytest.param(["loading", "train: the file is damaged"], 1, "exit code 1", id="its words"),
         pytest.param([], -11, "exit code -11", id="a crash in a library"),
         pytest.param([], -9, "", id="memory"),
+        pytest.param(["run.sh: line 1: 7 Killed"], 137, "", id="memory of a shell's child"),
         pytest.param(["ConnectionError: could not reach the server"], 1, "", id="an outage"),
         pytest.param(["Traceback (most recent call last):", "KeyError: 1"], 1, "", id="its place"),
     ],

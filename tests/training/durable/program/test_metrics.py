@@ -262,3 +262,14 @@ def test_the_loggers_of_lightning_are_read_as_they_write(tmp_path: Path) -> None
         logger.finalize("success")
         rows = [row for row in _everything(reader) if "loss" in row[1]]
         assert rows == [(2, "loss", 0.25), (2, "validation_loss", 0.75)]
+
+
+def test_a_line_that_is_no_csv_hides_no_later_one(tmp_path: Path) -> None:
+    """As a sample's text with a quote in it: on each machine the attempt ended with an error."""
+    path, junk = tmp_path / "metrics.csv", '0,"' + "x" * 200_000 + "\n"
+    path.write_text("step,loss\n" + junk)
+    reader = _reader(tmp_path)
+    assert _everything(reader) == []
+    with path.open("a") as file:
+        file.write("1,0.5\n")
+    assert _everything(reader) == [(1, "loss", 0.5)]

@@ -281,3 +281,16 @@ def test_a_last_snapshot_that_does_not_fit_leaves_time_to_say_what_is_lost(
     monkeypatch.setattr(Mirror, "final", noted)
     assert run.attempt(*ENDLESS, "--notice-budget-seconds=60") == 75
     assert times[0] - times[1] == pytest.approx(save_reserve(60))
+
+
+def test_a_notice_file_that_cannot_be_written_keeps_no_program_from_its_signal(
+    run: ProgramRun,
+) -> None:
+    """As on a full disk: the program was killed, and nothing of it saved."""
+    run.options = ["--notice-budget-seconds=60"]
+    script = SAVES_WHEN_TOLD.replace("EXIT", "0").replace("SIGNAL", "SIGTERM")
+    of_notice = 'json.loads(Path(os.environ["TRAINING_NOTICE_FILE"]).read_text())'
+    block = 'os.mkdir(os.environ["TRAINING_NOTICE_FILE"])\n    print(f"begins'
+    run.write(script.replace(of_notice, "{}").replace('print(f"begins', block))
+    interrupted(run)
+    assert run.head.checkpoints[-1].kind == "emergency"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,11 @@ def test_a_script_is_looked_for_only_where_it_is_certain_which_word_it_is(
     tmp_path: Path, command: str
 ) -> None:
     resolve_command(command.split(), tmp_path, os.environ["PATH"])
+
+
+def test_an_end_that_follows_another_word_is_known_after_closing() -> None:
+    """Its first process ended between the last look and the end of a notice's time."""
+    with started("bash", "-c", "(setsid sleep 4715 &); sleep 0.2; exit 3") as process:
+        time.sleep(1)
+    assert process.exit_code == 3
+    assert not is_running("4715")

@@ -1,12 +1,14 @@
 """What a program's receipt says of what it left."""
 
 import hashlib
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.training.durable.program.programs import ProgramRun
 from training.durable.program import process
+from training.durable.program.log import ProgramLog
 
 
 def test_without_a_model_the_receipt_has_the_checkpoint_folder_and_no_weights(
@@ -128,3 +130,26 @@ def test_links_of_the_model_are_followed_or_named(run: ProgramRun, tmp_path: Pat
         "round",
     ):
         assert name in warning
+
+
+def test_a_save_that_was_over_counts_however_long_its_log_takes_to_close(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look between the program's death and its last snapshot took that death for a change."""
+    close = ProgramLog.close
+
+    def slowly(log: ProgramLog, seconds: float) -> None:
+        time.sleep(1.5)
+        close(log, seconds)
+
+    monkeypatch.setattr(ProgramLog, "close", slowly)
+    run.options = ["--quiet-seconds=10"]
+    run.write("""
+        import os, time
+        from pathlib import Path
+        Path(os.environ["SM_CHECKPOINT_DIR"], "state.txt").write_text("whole")
+        time.sleep(4)
+        os.kill(os.getpid(), 9)
+    """)
+    assert run.attempt() == 1
+    assert [entry.is_tentative for entry in run.head.checkpoints] == [True]

@@ -531,9 +531,10 @@ class FolderSaves:
         assert sent is not None
         assert entry is not None
         self.blobs.begin_with(sent.manifest, sent.files)
-        if save.cost is not None:  # else nothing had changed
-            seconds = save.cost.seconds
-            self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.facts())
-            self.publisher.record(save, step=sent.manifest.note.get("step"))
+        if save.cost is None:  # nothing had changed, and no head was written
+            return
+        seconds = save.cost.seconds
+        self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.facts())
+        self.publisher.record(save, step=sent.manifest.note.get("step"))
         if not save.releases:  # else the successor does it: now seconds count
             self.blobs.delete_unneeded()

@@ -20,6 +20,8 @@ from typing import TypeAlias
 _TICK_NS = 20_000_000
 # Some file systems (FAT, old ext4) round times to one or two seconds.
 _SECOND_NS = 1_000_000_000
+# What was written so long before the newest file may be of the same save.
+_SAVE_NS = 60 * _SECOND_NS
 # Logs stay open and only grow; their readers expect that the end may be missing.
 _LOGS = ("events.out.tfevents.*", "*.log")
 # What mkfs puts into the root of a volume.
@@ -146,10 +148,24 @@ class Listing:
         """Whether no file in it is anything else."""
         return all(map(self.is_log, self.files))
 
+    @property
+    def last_saved(self) -> list[str]:
+        """The newest file, and the largest of those that may be of its save; no logs."""
+        saved = {path: file for path, file in self.files.items() if not self.is_log(path)}
+        since = max((file.mtime_ns for file in saved.values()), default=0) - _SAVE_NS
+        last = [path for path, file in saved.items() if file.mtime_ns >= since]
+        by_time, by_size = (lambda path: saved[path].mtime_ns), (lambda path: saved[path].bytes)
+        return [max(last, key=by_time), max(last, key=by_size)] if last else []
+
     def is_rewritten_in(self, later: "Listing") -> bool:
-        """Whether any of its files was deleted or rewritten; growth alone proves nothing."""
-        return any(
-            (new := later.files.get(path)) is None or (new != old and not old.may_grow_to(new))
+        """Whether all files of it that are no logs were deleted or rewritten.
+
+        Growth alone proves nothing.
+        """
+        return all(
+            (new := later.files.get(path)) is None
+            or later.is_log(path)
+            or (new != old and not old.may_grow_to(new))
             for path, old in self.files.items()
         )
 

@@ -86,7 +86,8 @@ class Mirror:
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
         self._restored: CheckpointEntry | None = None
-        # The folder as restored from a tentative snapshot, until the program rewrites some of it.
+        # What may be half of a save in a tentative snapshot, as restored, until it is rewritten: a
+        # program may rewrite its settings, or a log, before it reads that.
         self._doubted: Listing | None = None
         self._haste: _Haste | None = None
         self._num_captures = 0
@@ -142,7 +143,10 @@ class Mirror:
             self._watcher.says_when = filled.manifest.program_says_when
             self._watcher.growing.resume(filled.manifest.note)
             self._watcher.rest.earlier_gap = filled.manifest.note.get("gap")
-            self._doubted = listing if found.entry.is_tentative else None
+            if found.entry.is_tentative:
+                names = filled.manifest.note.get("doubted") or listing.last_saved
+                files = {path: file for path, file in listing.files.items() if path in names}
+                self._doubted = replace(listing, files=files)
             size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
             _log.info(
                 f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
@@ -182,6 +186,10 @@ class Mirror:
         """Raise the error that has ended the mirror, if any."""
         if error := self._watcher.error or self._saves.error:
             raise error
+
+    def end_looks(self) -> None:
+        """Look no more, as the program has ended, or is about to be: its end is no change."""
+        self._watcher.stop(0.0)
 
     def final(
         self, *, exit_code: int, deadline: float | None = None, release: bool = False
@@ -273,6 +281,7 @@ class Mirror:
         self._num_captures += 1
         gap = self._watcher.rest.usual_gap
         note = {**self._note(), **({} if gap is None else {"gap": round(gap, 3)})}
+        note |= {"doubted": sorted(self._doubted.files)} if self._doubted else {}
         with stopped(self._program) if moment.is_standstill else nullcontext():
             captured = capture(
                 self._folder,

@@ -101,6 +101,7 @@ class Watcher:
         self._is_tentative = False  # the last capture
         self._was_saving = False  # when it was signalled, and that save has not ended since
         self._told: tuple[Listing, str | None]  # the folder, and an open file, at that moment
+        self._told_at = 0.0
         # A file that was open for writing in a quiet time, and when that time began.
         self._held: tuple[str | None, float] = None, 0.0
         self._patience = 1.0  # doubled after each failed stop
@@ -144,7 +145,7 @@ class Watcher:
         seconds, held = self.rest.seconds_until_now(listing), held_open(listing)
         is_open = held is not None and not self._stays_open(held)
         self._was_saving = is_open or seconds < self._sure_seconds
-        self._told = listing, held
+        self._told, self._told_at = (listing, held), time.monotonic()
 
     def last_moment(self, exit_code: int, *, after_notice: bool) -> Moment:
         """Return when the folder of an ended program may be captured; SnapshotError if never.
@@ -341,7 +342,8 @@ class Watcher:
         if seconds >= self._quiet_seconds and found != self._held[0]:
             self._held = found, self.rest.since
         is_closed = is_closed or self._stays_open(found)
-        self._was_saving &= not is_closed or seconds < self._quiet_seconds
+        is_over = seconds >= self._quiet_seconds or (is_rest and self._has_saved_since_told)
+        self._was_saving &= not (is_closed and is_over)
         is_pause = is_rest and is_closed and self._may_copy
         is_late = self._is_overdue or self._is_rewriting(in_place)
         if is_changed and (is_pause or is_late) and not self._was_saving:
@@ -354,6 +356,12 @@ class Watcher:
             except SnapshotError as error:
                 self.standstill_error, self._patience = error, 2 * self._patience
                 raise
+
+    @property
+    def _has_saved_since_told(self) -> bool:
+        """Whether it trains on after its signal: it has written again, a usual gap later."""
+        gap = self.rest.usual_gap
+        return gap is not None and self.rest.since - self._told_at >= gap
 
     def _is_rewriting(self, in_place: Listing | None) -> bool:
         """Whether it is late, and each file that has changed was rewritten again and again.

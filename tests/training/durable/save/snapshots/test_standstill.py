@@ -97,6 +97,28 @@ def test_at_a_notice_nothing_is_taken_of_what_may_be_half_a_save(
     assert entries(store) == ()
 
 
+def test_a_program_that_trains_on_after_its_signal_is_taken_in_its_next_pauses(
+    new_machine: NewMachine, store: Store
+) -> None:
+    """Seed 120068: it saves more often than each quiet time, and was signalled just after one."""
+    machine = new_machine("first", quiet_seconds=2.5)
+
+    def save() -> None:
+        for number in itertools.count(10):
+            (machine.folder / f"step-{number}.pt").write_bytes(b"%d" % number)
+            time.sleep(1.2)
+
+    with program(save) as number:
+        machine.mirror.start(number)
+        wait_until(lambda: list(machine.folder.iterdir()), machine.mirror)
+        with machine.mirror.signalling():
+            pass
+        machine.mirror.request("emergency")
+        wait_for_snapshot(machine, 1)
+        assert not (machine.folder / "step-30.pt").exists(), "after a few of them"
+    assert [entry.is_tentative for entry in entries(store)] == [True]
+
+
 def test_what_then_stands_still_is_taken_once_more_and_is_firm(
     new_machine: NewMachine, store: Store
 ) -> None:

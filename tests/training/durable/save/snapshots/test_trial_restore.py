@@ -1,6 +1,7 @@
 """A program that cannot start from a snapshot gets an older one, and nothing is deleted for it."""
 
 import json
+import os
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from tests.training.durable.save.scene import (
 )
 from training.durable.record.head import Retention
 from training.durable.record.metrics import Events
+from training.durable.save.snapshots import listing
 from training.durable.store.protocol import Store
 
 
@@ -180,6 +182,33 @@ def test_what_a_program_adds_to_a_torn_snapshot_before_it_fails_on_it_is_no_save
     machine.write({"model.pt": b"again"})
     wait_for_snapshot(machine, entries(store)[-1].step + 1)
     assert [entry.is_tentative for entry in entries(store)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("mode", ["config.json", "train.log", "lock"])
+def test_what_a_program_rewrites_as_it_starts_makes_no_torn_snapshot_whole(
+    new_machine: NewMachine, store: Store, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three such starts took the place of the whole one, whose work was lost."""
+    monkeypatch.setattr(listing, "_SAVE_NS", 0)  # each start is long after the one before
+    machine = new_machine("machine-0", quiet_seconds=0.05)
+    machine.write({mode: b"+"})
+    os.utime(machine.folder / mode, (1e9, 1e9))
+    _leave_a_half_save_after_a_whole_one(lambda *_, **__: machine)
+    begun = []
+    for number in range(1, 9):
+        machine = new_machine(f"machine-{number}", quiet_seconds=0.05)
+        begun.append((machine.folder / "model.pt").read_bytes())
+        if begun[-1] == b"whole":
+            break
+        machine.mirror.start()
+        if mode == "lock":
+            (machine.folder / mode).unlink(missing_ok=True)
+        machine.write({} if mode == "lock" and number == 1 else {mode: b"+"})
+        wait_for_snapshot(machine, entries(store)[-1].step + 1)
+        assert entries(store)[-1].is_tentative
+        machine.mirror.count_failure("train.py:1")
+        machine.end(exit_code=1)
+    assert begun == [b"ha", b"ha", b"ha", b"whole"]
 
 
 def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_snapshot(
