@@ -4,7 +4,6 @@ This list defines the trainer's command line (--nan-skips 2), the stacks (-c tra
 run.env and docs/parameters.md.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from contract.grammar import (
     parse_seconds,
 )
 from contract.notice import POLICIES
+from contract.suggestion import suggest
 
 # The numbers of ranks that divide a step evenly: the result does not depend on which one trains, so
 # a fleet may mix sizes with these numbers of GPUs.
@@ -139,9 +139,7 @@ def check_option(name: str, text: str) -> None:
     """Raise a UserError for a name or a value that no stack's run can have."""
     option = OPTIONS.get(name)
     if option is None:
-        near = difflib.get_close_matches(name, OPTIONS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(OPTIONS)}"
-        raise UserError(f"{name} is not a trainer option; {hint}")
+        raise UserError(f"{name} is not a trainer option; {suggest(name, OPTIONS)}")
     try:
         value = option.read(text)
     except ValueError as error:

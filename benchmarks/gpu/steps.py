@@ -24,6 +24,7 @@ from training import ResolvedWorkload, Train, configure, load_workload, train_st
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20
+_MODELS = Path(__file__).with_name("models")
 # Workload, recipe, and whether it must be deterministic.
 _RECIPES = (
     ("imagenet", "full", False),
@@ -34,54 +35,19 @@ _RECIPES = (
     ("trajectory", "magvit_full", False),
     ("trajectory", "magvit_b", False),
 )
-_LLAMA_1B: Mapping[str, object] = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": True,
+# Configs in models/, each with options of `python -m training count`.
+_FINE_TUNING: Mapping[str, tuple[str, str]] = {
+    "Llama 1B, autocast": ("llama-1b", "--batch=4 --tokens=1024"),
+    "Llama 1B, pure bfloat16": ("llama-1b", "--batch=4 --tokens=1024 --pure"),
+    "Llama 1B, recomputed": ("llama-1b", "--batch=4 --tokens=1024 --recompute"),
+    "Llama 1B, eager attention": ("llama-1b", "--batch=4 --tokens=1024 --attention=eager"),
+    "Llama 1B, LoRA": ("llama-1b", "--batch=4 --tokens=1024 --lora=16"),
+    "Qwen3 8B, LoRA, recomputed": ("qwen3-8b", "--batch=4 --tokens=1024 --lora=16 --recompute"),
+    "BERT large, autocast": ("bert-large", "--batch=32 --tokens=512"),
 }
-_QWEN3_8B: Mapping[str, object] = {
-    "model_type": "qwen3",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-}
-_BERT_LARGE: Mapping[str, object] = {
-    "model_type": "bert",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-}
-_TINY: Mapping[str, object] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 256,
-}
-# Models, each with options of `python -m training count`.
-_FINE_TUNING: Mapping[str, tuple[Mapping[str, object], str]] = {
-    "Llama 1B, autocast": (_LLAMA_1B, "--batch=4 --tokens=1024"),
-    "Llama 1B, pure bfloat16": (_LLAMA_1B, "--batch=4 --tokens=1024 --pure"),
-    "Llama 1B, recomputed": (_LLAMA_1B, "--batch=4 --tokens=1024 --recompute"),
-    "Llama 1B, eager attention": (_LLAMA_1B, "--batch=4 --tokens=1024 --attention=eager"),
-    "Llama 1B, LoRA": (_LLAMA_1B, "--batch=4 --tokens=1024 --lora=16"),
-    "Qwen3 8B, LoRA, recomputed": (_QWEN3_8B, "--batch=4 --tokens=1024 --lora=16 --recompute"),
-    "BERT large, autocast": (_BERT_LARGE, "--batch=32 --tokens=512"),
-}
-_DRY: Mapping[str, tuple[Mapping[str, object], str]] = {
-    "tiny": (_TINY, "--batch=2 --tokens=16"),
-    "tiny, LoRA, recomputed": (_TINY, "--batch=2 --tokens=16 --lora=2 --recompute"),
+_DRY: Mapping[str, tuple[str, str]] = {
+    "tiny": ("tiny", "--batch=2 --tokens=16"),
+    "tiny, LoRA, recomputed": ("tiny", "--batch=2 --tokens=16 --lora=2 --recompute"),
 }
 
 
@@ -96,10 +62,11 @@ def steps(session: Session) -> None:
                 about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
                 given = {"deterministic": str(deterministic).lower()}
                 _compare(session, gpu, name, stage, about | given)
-    cases = _DRY if session.is_dry else _FINE_TUNING
+    chosen = _DRY if session.is_dry else _FINE_TUNING
+    cases = [(name, _MODELS / f"{config}.json", more) for name, (config, more) in chosen.items()]
     with ThreadPoolExecutor() as pool:  # counting takes one core each, and no GPU
-        all_counted = list(pool.map(lambda name: _count(session, name, *cases[name]), cases))
-    for (name, (_, options)), (config, counted) in zip(cases.items(), all_counted, strict=True):
+        all_counted = list(pool.map(lambda case: _count(session, *case), cases))
+    for (name, config, options), counted in zip(cases, all_counted, strict=True):
         if isinstance(counted, str):
             session.row(name, "skipped", counted)
         else:
@@ -117,18 +84,14 @@ def _gpu(session: Session) -> Gpu:
     return max(found, key=lambda gpu: len(gpu.name))
 
 
-def _count(
-    session: Session, name: str, config: Mapping[str, object], options: str
-) -> tuple[Path, Footprint | str]:
-    """Write the config, and count it as `sizing model` does, or return why that failed."""
+def _count(session: Session, name: str, config: Path, options: str) -> Footprint | str:
+    """Count a config as `sizing model` does, or return why that failed."""
     stem = session.folder / name.replace(" ", "-").replace(",", "")
-    path, out = stem.with_suffix(".json"), stem.with_suffix(".counted.json")
-    path.write_text(json.dumps(config))
-    command = ["count", str(path), *options.split(), f"--out={out}"]
-    code = session.training(command, stem.with_suffix(".log"))
+    out, log = stem.with_suffix(".counted.json"), stem.with_suffix(".log")
+    code = session.training(["count", str(config), *options.split(), f"--out={out}"], log)
     if code != 0:
-        return path, stem.with_suffix(".log").read_text()[-200:].strip()
-    return path, counted_stages(str(path), "full", path=out)[0]
+        return log.read_text()[-200:].strip()
+    return counted_stages(str(config), "full", path=out)[0]
 
 
 def _compare(

@@ -52,7 +52,7 @@ class HostsDemo(Demo):
         run = bucket_files(stacks.aws.client("s3"), f"{stacks.output(SWEEPS, 'SweepsUri')}demo")
         self._begin()
         jobs = [self._submit(run)]
-        reader = LineReader(lambda: run.names(METRICS), lambda names: map(run.read, names))
+        reader = LineReader(lambda: run.sizes(METRICS), lambda names: map(run.read, names))
 
         def is_over() -> bool:
             for line in reader.new():

@@ -4,7 +4,7 @@ It knows the S3 layout of contract/keys.py but nothing of the training code.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,8 @@ class BucketFiles:
     bucket: str
     prefix: str
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """List the names below the run that start with the prefix, sorted."""
-        return sorted(self.sizes(prefix))
-
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the bytes of each of these."""
+        """Return name and bytes of each file below the run whose name starts with the prefix."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=f"{self.prefix}/{prefix}"
         )
@@ -59,12 +55,8 @@ class FolderFiles:
 
     folder: Path
 
-    def names(self, prefix: str) -> Sequence[str]:
-        """List the names below the run that start with the prefix, sorted."""
-        return sorted(self.sizes(prefix))
-
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the bytes of each of these."""
+        """Return name and bytes of each file below the run whose name starts with the prefix."""
         found = (path for path in self.folder.rglob("*") if path.is_file())
         sizes = {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in found}
         return {name: size for name, size in sizes.items() if name.startswith(prefix)}
@@ -100,12 +92,12 @@ def losses(steps: Mapping[int, Line]) -> list[float]:
 
 def read_metrics(files: Files) -> Iterable[dict[str, Any]]:
     """Return every metrics line of a run, attempt by attempt, in the order written."""
-    return LineReader(lambda: files.names(METRICS), lambda names: map(files.read, names)).new()
+    return LineReader(lambda: files.sizes(METRICS), lambda names: map(files.read, names)).new()
 
 
 def read_events(files: Files) -> list[dict[str, Any]]:
     """Return every event of a run in order of time."""
-    events = [json.loads(files.read(name) or b"{}") for name in files.names(EVENTS)]
+    events = [json.loads(files.read(name) or b"{}") for name in sorted(files.sizes(EVENTS))]
     return sorted(events, key=lambda event: str(event.get("time")))
 
 

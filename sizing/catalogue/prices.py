@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Literal
 
+from contract.suggestion import suggest
 from sizing.catalogue.facts import facts
 from sizing.catalogue.sizes import find, instances
-from sizing.suggestion import suggest
 
 SNAPSHOT_FILE = Path(__file__).with_name("spot_snapshot.csv")
 _COLUMNS = ("InstanceType", "Price", "SpotPrice", "Region", "AvailabilityZone")

@@ -18,6 +18,7 @@ from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
 from contract.aws_errors import checked, settings_checked
+from contract.suggestion import suggest
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
 from sizing.catalogue.facts import Fact, facts
@@ -34,7 +35,6 @@ from sizing.cli.shared_options import (
 )
 from sizing.cli.tables import print_json, show_table
 from sizing.spot.interruptions import interruptions
-from sizing.suggestion import suggest
 
 HELP = "sizes, limits and prices, each with its source"
 # On demand and on Spot, where known.

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from contract.suggestion import suggest
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import age_note
@@ -33,7 +34,6 @@ from sizing.cli.tables import print_json, show_table
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import PHASES, Requirements, SizeSelection, select
 from sizing.select.rightsizing import rightsize
-from sizing.suggestion import suggest
 
 HELP = "sizes for experiments, data preparation, training, tuning or serving; cheaper endpoints"
 SHOWN = 12

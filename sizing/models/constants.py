@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sizing.suggestion import suggest
+from contract.suggestion import suggest
 
 GIB = 2**30
 MIB = 2**20

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from contract.suggestion import suggest
 from contract.trainer_options import RANKS
 from sizing.figures import Basis
-from sizing.suggestion import suggest
 
 FOOTPRINTS_FILE = Path(__file__).parent.parent / "footprints.json"
 MEASURE = "python -m training measure"

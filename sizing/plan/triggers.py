@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from contract.suggestion import suggest
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
 from sizing.models.host import host_memory
@@ -16,7 +17,6 @@ from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import ways
 from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
-from sizing.suggestion import suggest
 
 _RULES_FILE = Path(__file__).with_name("rules.json")
 # Parameters, gradients and two states of AdamW, relative to the parameters.

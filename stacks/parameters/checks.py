@@ -4,10 +4,9 @@ The last are of what protects data, of whom a review trusts, and of what a stack
 in its account: its name, network and tags.
 """
 
-import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from contract.grammar import parse_interval
 from contract.keys import PERIODS
 from contract.program import WORKLOAD as PROGRAM
 from contract.run_env import DATA_PLACES
+from contract.suggestion import suggest
 from contract.trainer_options import check_option
 from sizing import catalogue
 from stacks.parameters.fields import KINDS, ParameterFields
@@ -96,11 +96,6 @@ def _check_distinct(name: str, values: Sequence[str], names: Sequence[str] = ())
     )
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}."
-
-
 def check_ranges(p: ParameterFields) -> None:
     """Refuse numbers beyond the limits that their fields name."""
     for name, value in p.flat().items():
@@ -151,14 +146,14 @@ def check_workload(workload: str, recipe: str) -> None:
     known = workloads()
     refuse_unless(
         workload in known,
-        f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, use "
+        f"workload is {workload!r} ({suggest(workload, sorted(known))}); for one of your own, use "
         "workload=package.module:NAME and source=FOLDER; for a script, program=COMMAND",
     )
     check_match("recipe", recipe, _NAME, "use letters, digits, - and _")
     refuse_unless(
         recipe in recipes(workload),
         f"recipe is {recipe!r}, which {workload} does not have; "
-        f"{_nearest(recipe, recipes(workload))}",
+        f"{suggest(recipe, sorted(recipes(workload)))}",
     )
 
 

@@ -1,12 +1,12 @@
 """CDK context as the stack parameters read it: cdk.json's defaults, known names, typed values."""
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from contract.program import PROGRAM_FILE
+from contract.suggestion import suggest
 from contract.trainer_options import OPTIONS
 from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 
@@ -70,8 +70,7 @@ def refuse_unknown_names(given: Mapping[str, object]) -> None:
                 f'"{_OF_PROGRAMS[first]}" (docs/your-script.md)'
             )
         near = [each for each in known if each.endswith(f".{name}")]
-        near = near or difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else suggest(name, known)
         raise ValueError(f"context {name!r} is unknown; {hint}")
 
 

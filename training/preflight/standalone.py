@@ -263,7 +263,6 @@ def _shape_of(module: nn.Module) -> tuple[int, int] | None:
 
 def in_bfloat16(make: Callable[[int], tuple[Any, ...]]) -> Callable[[int], tuple[Any, ...]]:
     """Return `make` with the model's parameters, gradients and inputs in bfloat16."""
-    from torch.utils._pytree import tree_map_only
 
     def make_halved(samples: int) -> tuple[Any, ...]:
         model, batch, *loss = make(samples)

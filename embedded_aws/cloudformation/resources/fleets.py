@@ -8,7 +8,6 @@ from embedded_aws.cloudformation.errors import ResourceFailed
 from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
 from embedded_aws.cloudformation.resources.calls import call, deletes, finds, look_up
 
-USER_DATA_LIMIT = 16 * 1024
 MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
               "ExcessCapacityTerminationPolicy")  # fmt: skip
 
@@ -19,7 +18,6 @@ GROUP_SECONDS, POLL_SECONDS = 6 * 3600.0, 0.2
 
 def _create_template(request: HandlerRequest) -> Provisioned:
     name = request.get("LaunchTemplateName") or request.generated_name(longest=128)
-    _check_user_data(request)
     made = call(request, "ec2", "create_launch_template", LaunchTemplateName=name)
     return _template(made["LaunchTemplate"])
 
@@ -28,7 +26,6 @@ def _update_template(request: HandlerRequest) -> Provisioned:
     """Create a new version; the default version stays, as on AWS."""
     ec2, name = request.client("ec2"), request.physical_id
     if request.changed("LaunchTemplateData") or request.changed("VersionDescription"):
-        _check_user_data(request)
         ec2.create_launch_template_version(
             LaunchTemplateId=name, **request.pick("LaunchTemplateData", "VersionDescription")
         )
@@ -40,15 +37,6 @@ def _template(made: dict[str, Any]) -> Provisioned:
     return Provisioned(
         id=made["LaunchTemplateId"], attributes={name: str(made[name]) for name in names}
     )
-
-
-def _check_user_data(request: HandlerRequest) -> None:
-    # EC2 counts the raw bytes: base64 turns three into four characters.
-    size = len(request.properties["LaunchTemplateData"].get("UserData", "")) * 3 // 4
-    if size > USER_DATA_LIMIT:
-        raise ResourceFailed(
-            f"User data is limited to {USER_DATA_LIMIT} bytes before base64 encoding, got {size}"
-        )
 
 
 def _create_fleet(request: HandlerRequest) -> Provisioned:

@@ -130,7 +130,7 @@ def test_the_machine_that_finished_is_said_to_have_finished() -> None:
         for name, reason in (("i-1", "killed without a notice"), ("i-2", "capacity decreased"))
     }
     head = json.dumps({"state": "finished", "writer": "i-2"}).encode()
-    files = SimpleNamespace(read=lambda name: head, names=lambda prefix: [])
+    files = SimpleNamespace(read=lambda name: head, sizes=lambda prefix: {})
     run = SimpleNamespace(fleet=SimpleNamespace(lives=lives), files=files)
     rehearsed = SimpleNamespace(lives=list(lives.values()), run=run)
     ended = [machine["ended"] for machine in receipt_of._machines(rehearsed)]  # type: ignore[arg-type]

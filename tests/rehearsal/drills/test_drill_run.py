@@ -130,18 +130,15 @@ class Written:
 
     files: Mapping[str, str]
 
-    def names(self, prefix: str) -> Sequence[str]:
-        return sorted(name for name in self.files if name.startswith(prefix))
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {name: len(text) for name, text in self.files.items() if name.startswith(prefix)}
 
     def read(self, name: str) -> bytes | None:
         text = self.files.get(name)
         return None if text is None else text.encode()
 
     def rules_broken(self) -> list[str]:
-        def sizes(prefix: str) -> dict[str, int]:
-            return {name: len(self.files[name]) for name in self.names(prefix)}
-
-        return broken_rules(RunTrace.read(sizes, lambda names: map(self.read, names)))
+        return broken_rules(RunTrace.read(self.sizes, lambda names: map(self.read, names)))
 
 
 def finished(weights: str = "aa") -> Written:
