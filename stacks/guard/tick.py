@@ -219,13 +219,15 @@ class Tick:
             ledger.note_limits(self.settings)
             if self.instances is not None:
                 # One that ends with its fleet at zero is not at fault: a group says no more of it.
+                # Nor is one whose fleet a deploy has replaced.
                 ledger.take_back(
                     each.id
                     for each in own
-                    if self.capacity.get(self.fleet_of(each)) == 0
+                    if (self.capacity.get(fleet_id := self.fleet_of(each)) == 0
+                        or (self.fleet_id and fleet_id != self.fleet_id))
                     and each.id in ledger.attempts
                     and ledger.attempts[each.id].is_live
-                )
+                )  # fmt: skip
                 ledger.observe(self.settings, own, self.now, prices, self.heard)
                 ledger.note_progress(done, self.now)
                 ledger.unwanted = {

@@ -190,6 +190,25 @@ def test_a_takeback_between_two_barren_attempts_neither_counts_nor_begins_a_new_
     assert scene.tick()["reason"] == "3 attempts in a row committed nothing"
 
 
+def test_a_machine_whose_fleet_a_deploy_has_replaced_is_no_barren_attempt(scene: Scene) -> None:
+    """Seed 132206: CloudFormation ends the machines of the fleet that it deletes."""
+    ec2 = quick_client("ec2")
+    (request,) = ec2.describe_spot_fleet_requests()["SpotFleetRequestConfigs"]
+    config = {
+        name: request["SpotFleetRequestConfig"][name]
+        for name in ("IamFleetRole", "LaunchTemplateConfigs")
+    }
+    older = ec2.request_spot_fleet(SpotFleetRequestConfig={**config, "TargetCapacity": 1})
+    scene.tick()
+    fleets = [older["SpotFleetRequestId"]]
+    ec2.cancel_spot_fleet_requests(SpotFleetRequestIds=fleets, TerminateInstances=True)
+    for _ in range(2):
+        scene.end(scene.start(**SPOT))
+    assert scene.tick(MAX_BARREN_ATTEMPTS=3) == NOTHING
+    scene.end(scene.start(**SPOT))
+    assert scene.tick(MAX_BARREN_ATTEMPTS=3)["action"] == "to-zero"
+
+
 def test_a_barren_end_lists_the_message_of_each_machine(scene: Scene) -> None:
     machines = [scene.start() for _ in range(3)]
     scene.failed(machines[0], "boot-data-volume: no disk named sdf")
