@@ -1,7 +1,7 @@
 """The Guard's duties at every call: stop a run that no longer pays, end what runs for nothing."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from contract.stack_names import training_id
@@ -68,8 +68,9 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_told_once: bool
         if not refusal:
             tick.done.append((action, reason.sentence))
             tick.capacity[fleet_id] = 0
-            tell(refused=refused)
-            tick.update(lambda ledger: _stopped(ledger, tick, fleet_id))
+            tell(
+                refused=refused, also=partial(_stopped, tick=tick, fleet_id=fleet_id, is_told=True)
+            )
             return
         refused.append(refusal)
     tick.failed.append(f"fleet to zero: {'; '.join(refused)}")
@@ -88,17 +89,20 @@ def _tell_of_earlier(tick: Tick, *, is_to_stop: bool) -> None:
     for note in [each for each in tick.ledger.notes if each.awaits]:
         is_old, wanted = tick.now - note.time > CALL_SECONDS, tick.capacity.get(note.awaits)
         if wanted == 0 and not tick.is_new:
-            tick.update(partial(_stopped, tick=tick, fleet_id=note.awaits))
-        elif wanted and is_old and not is_to_stop:
+            tick.update(partial(_stopped, tick=tick, fleet_id=note.awaits, is_told=False))
+        elif (wanted or note.awaits != tick.fleet_id) and is_old and not is_to_stop:
             tick.update(partial(_not_stopped, fleet_id=note.awaits))
 
 
-def _stopped(ledger: Ledger, tick: Tick, fleet_id: str) -> None:
+def _stopped(ledger: Ledger, tick: Tick, fleet_id: str, *, is_told: bool) -> None:
+    """Note that a fleet is at zero, and send the note that has awaited it unless it is told."""
     ledger.stopped = tick.now
     ledger.done.pop(REFUSED, None)
     ledger.observe_fleets(tick.capacity, tick.fleet_id, tick.now)
-    for note in ledger.notes:
-        if note.awaits == fleet_id:
+    for note in [each for each in ledger.notes if each.awaits == fleet_id]:
+        if is_told:
+            ledger.notes.remove(note)
+        else:
             note.awaits, note.time = "", tick.now
 
 
@@ -150,6 +154,7 @@ def _report_stop(
     ways: list[str],
     refused: Sequence[str] = (),
     awaits: str = "",
+    also: Callable[[Ledger], None] = lambda _: None,
 ) -> None:
     # The end of a run, or of its head, is reported once, anything else at each stop.
     nonce = (tick.head or {}).get("nonce", tick.ledger.head_seen)
@@ -181,6 +186,7 @@ def _report_stop(
             ways=ways,
         ),
         again_after=math.inf if is_told_once else CALL_SECONDS,
+        also=also,
     )
 
 

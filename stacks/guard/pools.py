@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from sizing import PoolHistory, PoolRecord
 from stacks.guard import fleet, records
-from stacks.guard.ledger import MachineAttempt
+from stacks.guard.ledger import Ledger, MachineAttempt
 from stacks.guard.tick import Tick
 
 NAME = "pools"
@@ -51,14 +51,17 @@ def prefer_calm_pools(tick: Tick) -> None:
     if resting == ledger.resting or not is_free or tick.now - ledger.done.get(REFUSED, 0) < DAY:
         return
     # Whatever becomes of this call, a later one offers them again unless it knows what was taken.
+    before = ledger.resting
     tick.update(lambda ledger: setattr(ledger, "resting", [*resting, "asked"]))
     offer = partial(own_fleet.offer, calm or list(pools))
     refusal = tick.known("pools", partial(fleet.refusal_of, offer))
-    if refusal:
-        tick.update(lambda ledger: ledger.done.update({REFUSED: tick.now}))
-    elif refusal is not None:
-        tick.update(lambda ledger: setattr(ledger, "resting", resting))
     if refusal is not None:
+
+        def keep(ledger: Ledger) -> None:
+            ledger.resting = before if refusal else resting
+            ledger.done |= {REFUSED: tick.now} if refusal else {}
+
+        tick.update(keep)
         tick.done.append((NAME, refusal or f"resting: {', '.join(resting) or 'none'}"))
 
 

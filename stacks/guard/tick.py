@@ -66,7 +66,7 @@ class Tick:
         """Read instances, fleets, head and events; bring the ledger up to date with them."""
         settings = self.settings
         self.instances = self.known("instances", lambda: fleet.instances_of_stack(settings))
-        self.fleet_id = self.known("fleet id", lambda: fleet.own_fleet_id(settings))
+        own_id = self.fleet_id = self.known("fleet id", lambda: fleet.own_fleet_id(settings))
         own = [each for each in self.instances or () if each.run_id == settings.run_id]
         fleets = {self.fleet_of(each) for each in self.live()} | {self.fleet_id or ""}
         for fleet_id in sorted(fleets):  # a set has another order in each process
@@ -81,7 +81,7 @@ class Tick:
         found = self.known("head", lambda: records.read_head(settings))
         if found is not None:
             self.head, self.head_written = found
-        self._look_at_ledger(own)
+        self._look_at_ledger(own, own_id or "")
         if self.head == {}:
             ran = [each.launched < self.ledger.head_seen for each in self.live()]
             saved = self.known("checkpoints", lambda: records.has_checkpoints(settings))
@@ -149,10 +149,12 @@ class Tick:
         self.unkept.append(change)
         change(self.ledger)
 
-    def note(self, note: Note, *, again_after: float) -> None:
+    def note(
+        self, note: Note, *, again_after: float, also: Callable[[Ledger], None] = lambda _: None
+    ) -> None:
         """Keep a note to send once: only one of two concurrent calls claims its key.
 
-        It replaces one of its key that still awaits what it tells of.
+        It replaces one of its key that still awaits what it tells of. `also` is kept with it.
         """
 
         def keep(ledger: Ledger) -> None:
@@ -160,6 +162,7 @@ class Tick:
             is_awaited = len(rest) < len(ledger.notes)
             if is_awaited or ledger.claim(note.key, self.now, again_after=again_after):
                 ledger.notes = [*rest, note]
+            also(ledger)
 
         self.update(keep)
 
@@ -207,7 +210,7 @@ class Tick:
         elif self.fleet_id == "":
             self.capacity[""] = 0
 
-    def _look_at_ledger(self, own: list[StackInstance]) -> None:
+    def _look_at_ledger(self, own: list[StackInstance], own_id: str) -> None:
         head = self.head or {}
         committed = self.known("commits", lambda: records.last_commit(self.settings, head)) or 0.0
         live = [each.id for each in own if each.is_live]
@@ -224,7 +227,7 @@ class Tick:
                     each.id
                     for each in own
                     if (self.capacity.get(fleet_id := self.fleet_of(each)) == 0
-                        or (self.fleet_id and fleet_id != self.fleet_id))
+                        or (own_id and fleet_id != own_id))
                     and each.id in ledger.attempts
                     and ledger.attempts[each.id].is_live
                 )  # fmt: skip

@@ -18,6 +18,10 @@ echo "$*" >>"$MACHINE_ROOT/calls"
 case "$*" in
 s3\ cp*head.json*)
     HEAD=$(cat "$MACHINE_ROOT/reopened" 2>/dev/null || echo "$HEAD")
+    if [[ -e $MACHINE_ROOT/throttled ]] && grep -q "training fail" "$MACHINE_ROOT/calls"; then
+        echo "(SlowDown)" >&2
+        exit 1
+    fi
     [[ $HEAD ]] || { echo "(404)" >&2; exit 1; }; echo "$HEAD" >"${@: -1}" ;;
 s3\ mv*) cp "${@: -2:1}"/*.json "$MACHINE_ROOT/sent" ;;
 s3\ cp*machine-failed*) cp "$MACHINE_ROOT"/others/* "${@: -1}" ;;
@@ -196,10 +200,13 @@ def test_a_full_disk_keeps_neither_a_machine_nor_a_run(
     assert (made, events) == (ends, [])
 
 
+@pytest.mark.parametrize("is_throttled", [False, True])
 @pytest.mark.parametrize(("service", "status"), [("training", 2), ("training-boot", 78)])
 def test_what_no_machine_could_do_better_ends_the_run(
-    fail: Fail, service: str, status: int
+    fail: Fail, root: Path, service: str, status: int, is_throttled: bool
 ) -> None:
+    if is_throttled:  # of the head, once it is marked
+        (root / "throttled").touch()
     made, events = fail(service, status=status)
     assert made == ["-m training fail", "ec2 modify-spot-fleet"]
     assert [event["name"] for event in events] == ["run-given-up", "fleet-to-zero"]

@@ -123,7 +123,8 @@ def test_a_refusal_and_a_damaged_history_change_nothing_else(
     _lose(scene, first)
     scene.tick()
     assert _offered(scene) == []
-    assert REFUSED in scene.read("guard.json")["done"]
+    kept = scene.read("guard.json")
+    assert (REFUSED in kept["done"], kept["resting"]) == (True, [])
 
 
 def test_a_group_keeps_a_zone_while_ec2_does_not_say_that_it_has_no_machine_there(

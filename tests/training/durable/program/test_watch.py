@@ -153,3 +153,20 @@ def test_a_save_that_was_over_counts_however_long_its_log_takes_to_close(
     """)
     assert run.attempt() == 1
     assert [entry.is_tentative for entry in run.head.checkpoints] == [True]
+
+
+def test_the_time_that_its_log_takes_is_no_quiet_time_of_what_may_be_half_a_save(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = ProgramLog.close
+    monkeypatch.setattr(ProgramLog, "close", lambda *given: (time.sleep(4), close(*given)))
+    run.options = ["--quiet-seconds=5"]
+    run.write("""
+        import os, time
+        from pathlib import Path
+        Path(os.environ["SM_CHECKPOINT_DIR"], "part-1.pt").write_text("half")
+        time.sleep(2)
+        os.kill(os.getpid(), 9)
+    """)
+    assert run.attempt() == 1
+    assert [entry.is_tentative for entry in run.head.checkpoints] == [True]

@@ -149,25 +149,12 @@ class Listing:
         return all(map(self.is_log, self.files))
 
     @property
-    def last_saved(self) -> list[str]:
-        """The newest file, and the largest of those that may be of its save; no logs."""
+    def last_saved(self) -> str:
+        """The largest file of those that may be of the last save; no log; "" if there is none."""
         saved = {path: file for path, file in self.files.items() if not self.is_log(path)}
         since = max((file.mtime_ns for file in saved.values()), default=0) - _SAVE_NS
-        last = [path for path, file in saved.items() if file.mtime_ns >= since]
-        by_time, by_size = (lambda path: saved[path].mtime_ns), (lambda path: saved[path].bytes)
-        return [max(last, key=by_time), max(last, key=by_size)] if last else []
-
-    def is_rewritten_in(self, later: "Listing") -> bool:
-        """Whether all files of it that are no logs were deleted or rewritten.
-
-        Growth alone proves nothing.
-        """
-        return all(
-            (new := later.files.get(path)) is None
-            or later.is_log(path)
-            or (new != old and not old.may_grow_to(new))
-            for path, old in self.files.items()
-        )
+        last = [(f.bytes, f.mtime_ns, path) for path, f in saved.items() if f.mtime_ns >= since]
+        return max(last)[2] if last else ""
 
     def changed_after(self, time_ns: int) -> str | None:
         """Return one file that changed after that time, or None; logs may change.

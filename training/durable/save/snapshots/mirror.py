@@ -34,6 +34,7 @@ from training.durable.save.snapshots.listing import (
     list_folder,
 )
 from training.durable.save.snapshots.processes import stopped
+from training.durable.save.snapshots.quiet import plain
 from training.durable.save.snapshots.restore import Filled, fill
 from training.durable.save.snapshots.snapshot import FolderManifest, Reason, read_manifest
 from training.durable.save.snapshots.watcher import Watcher
@@ -86,9 +87,9 @@ class Mirror:
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
         self._restored: CheckpointEntry | None = None
-        # What may be half of a save in a tentative snapshot, as restored, until it is rewritten: a
+        # The file that may be half of a save in a tentative snapshot, until it is saved anew: a
         # program may rewrite its settings, or a log, before it reads that.
-        self._doubted: Listing | None = None
+        self._doubted, self._restored_ns = "", 0
         self._haste: _Haste | None = None
         self._num_captures = 0
         self._program: int | None = None
@@ -143,10 +144,11 @@ class Mirror:
             self._watcher.says_when = filled.manifest.program_says_when
             self._watcher.growing.resume(filled.manifest.note)
             self._watcher.rest.earlier_gap = filled.manifest.note.get("gap")
-            if found.entry.is_tentative:
-                names = filled.manifest.note.get("doubted") or listing.last_saved
-                files = {path: file for path, file in listing.files.items() if path in names}
-                self._doubted = replace(listing, files=files)
+            self._restored_ns = listing.began_ns
+            if found.entry.is_tentative:  # also of a life that wrote nothing but its settings
+                names = {listing.last_saved, filled.manifest.note.get("doubted", "")}
+                sizes = [(listing.files[name].bytes, name) for name in names & listing.files.keys()]
+                self._doubted = max(sizes, default=(0, ""))[1]
             size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
             _log.info(
                 f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
@@ -189,7 +191,7 @@ class Mirror:
 
     def end_looks(self) -> None:
         """Look no more, as the program has ended, or is about to be: its end is no change."""
-        self._watcher.stop(0.0)
+        self._watcher.end_looks()
 
     def final(
         self, *, exit_code: int, deadline: float | None = None, release: bool = False
@@ -236,7 +238,7 @@ class Mirror:
         or "" if it did get further.
         """
         began_with, run = self._restored, self._publisher
-        if began_with is None or (self.last is not None and self._doubted is None):
+        if began_with is None or (self.last is not None and not self._doubted):
             return ""
         place = place or (silent_end if began_with.is_tentative else "")
         if place:
@@ -281,7 +283,6 @@ class Mirror:
         self._num_captures += 1
         gap = self._watcher.rest.usual_gap
         note = {**self._note(), **({} if gap is None else {"gap": round(gap, 3)})}
-        note |= {"doubted": sorted(self._doubted.files)} if self._doubted else {}
         with stopped(self._program) if moment.is_standstill else nullcontext():
             captured = capture(
                 self._folder,
@@ -294,6 +295,10 @@ class Mirror:
                 in_place=in_place,
             )
         growing, listing = self._watcher.growing, captured.listing
+        if reason == "commit" or self._is_saved_anew(listing):
+            self._doubted = ""
+        if self._doubted:
+            captured = replace(captured, note=(note := {**note, "doubted": self._doubted}))
         growing.captured(listing)
         if not (logs := [path for path in listing.files if listing.is_log(path)]):
             return captured
@@ -305,15 +310,17 @@ class Mirror:
             self._publisher.events.emit("logs", "info", message=text)
         return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
 
+    def _is_saved_anew(self, listing: Listing) -> bool:
+        """Whether what was in doubt is gone, or was written since, perhaps under another number."""
+        name, files = plain(self._doubted), listing.files
+        written = (path for path, file in files.items() if file.mtime_ns > self._restored_ns)
+        return self._doubted not in files or name in map(plain, written)
+
     def _prepared(self, captured: Capture, moment: Moment) -> FolderSave:
         """Return a save of it; what a tentative one restored stays so until it is rewritten."""
         if self._watcher.was_emptied and (began := self._restored) and self.last is None:
             self._keep(began)
-        if self._doubted is not None and (
-            captured.reason == "commit" or self._doubted.is_rewritten_in(captured.listing)
-        ):
-            self._doubted = None
-        is_tentative = moment.is_tentative or self._doubted is not None
+        is_tentative = moment.is_tentative or self._doubted != ""
         kind: Kind = self._haste or "periodic"
         if kind == "emergency":
             self._blobs.stop_copying.set()  # now seconds count

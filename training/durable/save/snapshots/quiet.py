@@ -67,6 +67,7 @@ class QuietTime:
     # For how long it stood still between two changes.
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
     earlier_gap: float | None = None  # the usual one in an earlier life
+    ended: float = math.inf  # when the program had ended, as far as is known
     _seconds: float = 0.0  # at the last look
     _has_changed: bool = False
 
@@ -123,7 +124,7 @@ class QuietTime:
         """For how long the folder has been as it is now; 0 if it changed since the last look."""
         if self.listing is None or self.listing.difference(listing) is not None:
             return 0.0
-        return time.monotonic() - self.since
+        return min(time.monotonic(), self.ended) - self.since
 
 
 def plain(path: str) -> str:

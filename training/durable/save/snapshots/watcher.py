@@ -132,6 +132,11 @@ class Watcher:
         if self._thread is not None:
             self._thread.join(seconds)
 
+    def end_looks(self) -> None:
+        """Look no more; what the program left counts as quiet no longer than until now."""
+        self._quiet.ended = self.rest.ended = time.monotonic()
+        self._stop.set()
+
     def note_signal(self) -> None:
         """Note, before the program is signalled, whether it is in a save, which that may tear.
 

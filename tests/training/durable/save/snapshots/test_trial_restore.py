@@ -211,6 +211,35 @@ def test_what_a_program_rewrites_as_it_starts_makes_no_torn_snapshot_whole(
     assert begun == [b"ha", b"ha", b"ha", b"whole"]
 
 
+@pytest.mark.parametrize(
+    ("torn", "saved"),
+    [
+        pytest.param({"model.pt": b"ha"}, {"model.pt": b"whole"}, id="in place, and longer"),
+        pytest.param({"model-3.pt": b"ha"}, {"model-4.pt": b"whole"}, id="a new name each time"),
+        pytest.param(
+            {"model.pt": b"half", "history.json": b"[1]"},
+            {"model.pt": b"whole", "history.json": b"[1, 2]"},
+            id="beside what grows",
+        ),
+        pytest.param(
+            {"best.pt": b"best", "last.pt": b"half"}, {"last.pt": b"last"}, id="beside a best one"
+        ),
+    ],
+)
+def test_a_save_after_a_torn_one_is_whole_in_place_or_beside_it(
+    new_machine: NewMachine, store: Store, torn: dict[str, bytes], saved: dict[str, bytes]
+) -> None:
+    machine = new_machine("machine-0", quiet_seconds=0.05)
+    machine.mirror.request("emergency")
+    machine.write(torn)
+    machine.end()
+    machine = new_machine("machine-1", quiet_seconds=0.05)
+    machine.mirror.start()
+    machine.write(saved)  # of the same inode
+    wait_for_snapshot(machine, 2)
+    assert [entry.is_tentative for entry in entries(store)][-1] is False
+
+
 def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_snapshot(
     new_machine: NewMachine, store: Store
 ) -> None:
