@@ -227,7 +227,7 @@ _OF_TRAINER: Mapping[str, Fault] = {
     "extra time without end": _fault(ExtraTime, "would_allow", lambda *_: True),
     "no save at a notice": _fault(Checkpointer, "_save_within", lambda *_, **__: False, "step"),
     "a damaged one ends the resume": _text(
-        resume_point, "_first_valid", "continue", "break"
+        resume_point, "_first_valid", "continue", "break", "is intact"
     ),
     "no early retry after a failed save": _fault(
         Schedule, "start_due", lambda self, position: self.start_other()

@@ -195,7 +195,7 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "groups updated in a person's stop": (
         _plan(_at(0.5, "person stops", seconds=2 * HOUR),
               _at(1.0, "new version", how="template"), fleet="asg"),
-        (),
+        ("a damaged one ends the resume",),
     ),
     "the Guard of 0.1.0 for two hours": (
         _plan(_at(0.5, "new version", how="guard", seconds=2 * HOUR), steps=360),

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -88,6 +89,8 @@ class Promised(World):
             self.record = ProgramRecord(self, self.plan.program)
         self.story = self.account.worlds[0].story
 
+    damaged: set[str] = field(default_factory=set)  # checkpoints
+    refused: dict[str, float] = field(default_factory=dict)  # by machine: when a save failed
     @cached_property
     def run_id(self) -> str:
         return self.prefix.split("/")[1]
@@ -258,6 +261,15 @@ class Promised(World):
         ):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
         for one in live:
+    def judge_resume(self, machine: Machine, named: Sequence[Any], found: str) -> None:
+        """An attempt goes on from `found`: the newest checkpoint that nobody has damaged."""
+        intact = [
+            each.name for each in named if each.name not in self.damaged and not each.is_left_behind
+        ]
+        if intact and found != intact[-1] and not (found in self.damaged or self.was_troubled()):
+            text = f"{machine.id} began with {found or 'none'}, and {intact[-1]} is there"
+            self.breaks("what is intact is resumed from", text)
+
             idles = self.hosts[one.id].idles_since
             since = max(idles, self.guard_off_until)
             if CLOCK.now - since > HOUR and CLOCK.now - max(since, self._guard_blind_until) > HOUR:

@@ -120,6 +120,7 @@ class Universe(Deployed):
                 keys = [blob_key(blob) for blob in blobs if CLOCK.luck.random() < 0.5]
             for key in (self.prefix + key for key in keys):
                 if found := self.bucket.found(key):
+                    self.damaged.add(name)
                     self.bucket.write(key, b"?" * len(found.data or b""))
 
     def _delete_head(self, seconds: float) -> None:
