@@ -175,6 +175,8 @@ class Host(Ends):
             try:
                 self._s3("put_object", Key=self.world.prefix + key, Body=data)
                 self.spool.pop(0)
+                if "-boot-" in key:
+                    self.world.has_progressed(self.machine, "boot")
             except Exception:
                 sleep(5)
                 self.spooled.set()
