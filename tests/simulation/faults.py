@@ -188,7 +188,7 @@ _OF_GUARD: Mapping[str, Fault] = {
     "a sync is silence": _fault(Ledger, "note_progress", _nothing, "stopped"),
     "steps of a boot ignored": _fault(records, "machine_events", _without_steps, "stopped"),
     "heartbeats ignored": _fault(
-        records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "livelock"
+        records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "hangs"
     ),
     "silence counted while S3 was down": _fault(Ledger, "note_look", _nothing, "stopped"),
     "takebacks counted as barren": _fault(fleet, "TAKEN_BACK", frozenset()),

@@ -90,6 +90,7 @@ class Promised(World):
     record: Any = None  # of a program: a ProgramRecord
     deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
     damaged: set[str] = field(default_factory=set)  # checkpoints
+    hung: dict[str, float] = field(default_factory=dict)  # machines for good: since when, alone
     refused: dict[str, float] = field(default_factory=dict)  # by machine: when a save failed
 
     def __post_init__(self) -> None:
@@ -290,10 +291,22 @@ class Promised(World):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
         for one in live:
             self._judge_repeat(one)
+            self._judge_hung(one, is_alone=len(live) == 1)
             idles = self.hosts[one.id].idles_since
             since = max(idles, self.guard_off_until)
             if CLOCK.now - since > HOUR and CLOCK.now - max(since, self._guard_blind_until) > HOUR:
                 self.breaks("no machine is paid for nothing", f"{one.id} has nothing to do")
+
+    def _judge_hung(self, machine: Machine, *, is_alone: bool) -> None:
+        """A machine that hangs is ended after the Guard's patience, unless another one trains."""
+        if machine.id not in self.hung:
+            return
+        if not is_alone or CLOCK.now < max(self.guard_off_until, self._guard_blind_until):
+            self.hung[machine.id] = CLOCK.now
+        restored = self.restored_at if self.restored_at < math.inf else 0.0  # heard of, then
+        hours = (CLOCK.now - max(self.hung[machine.id], restored)) / HOUR
+        if hours > SILENCE / HOUR + 1.0 + self.facts["guard call fails"]:
+            self.breaks("a machine that hangs is ended", machine.id)
 
     def _judge_repeat(self, machine: Machine) -> None:
         """A save that failed does not wait for the interval, once S3 is well."""

@@ -91,6 +91,7 @@ class Universe(Deployed):
         if share < 0.5:
             self.hosts[machine.id].hangs = True
         else:
+            self.hung[machine.id] = CLOCK.now
             self.hosts[machine.id].pause(10 * DAY)
 
     def _crash(self, machine: Machine, fault: str = "") -> None:
