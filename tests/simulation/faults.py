@@ -45,8 +45,8 @@ from training.durable.record import metrics as metrics_file
 from training.durable.record.head import Retention
 from training.durable.record.lease import Lease
 from training.durable.record.metrics import Metrics
-from training.durable.save.publish import CheckpointPublisher
-from training.durable.save.snapshots import restore
+from training.durable.save.publish import CheckpointPublisher, FailedSaves
+from training.durable.save.snapshots import mirror, restore
 from training.durable.save.snapshots.capture import Capture, Moment
 from training.durable.save.snapshots.folder_saves import Blobs
 from training.durable.save.snapshots.mirror import Mirror
@@ -54,7 +54,6 @@ from training.durable.save.snapshots.quiet import GrowingFiles, QuietTime
 from training.durable.save.snapshots.watcher import Watcher
 from training.durable.save.tensors import policy as policy_file
 from training.durable.save.tensors.checkpointer import Checkpointer
-from training.durable.save.tensors.schedule import Schedule
 from training.durable.save.tensors.sharded_saves import ShardedFollower
 from training.durable.store import protocol
 from training.durable.store.protocol import Store
@@ -168,6 +167,17 @@ def _blindly() -> Any:
     return found
 
 
+def _uncleared() -> Any:
+    """A restore deletes nothing, and does not ask either what a file is that it does not know."""
+    found = ExitStack()
+    for owner, name, old, new in (
+        (restore, "_clear", "(root / path).unlink()", "pass"),
+        (mirror, "fill", "if not listing", "if path in contents and not listing"),
+    ):
+        found.enter_context(_text(owner, name, old, new).plant())
+    return found
+
+
 _FLEETS: dict[str, Any] = {}
 _CHARGE, _OWN_FLEET_ID, _KNOWN = Budget.charge, fleet.own_fleet_id, ledger_file._known
 _READ_RECORD = head_file.read_json_record
@@ -176,14 +186,14 @@ _READ_HEAD = records.read_head
 # The Guard's.
 _OF_GUARD: Mapping[str, Fault] = {
     "a sync is silence": _fault(Ledger, "note_progress", _nothing, "stopped"),
-    "steps of a boot ignored": _fault(records, "machine_events", _without_steps),
+    "steps of a boot ignored": _fault(records, "machine_events", _without_steps, "stopped"),
     "heartbeats ignored": _fault(
-        records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "stopped"
+        records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "hangs"
     ),
-    "silence counted while S3 was down": _fault(Ledger, "note_look", _nothing),
+    "silence counted while S3 was down": _fault(Ledger, "note_look", _nothing, "stopped"),
     "takebacks counted as barren": _fault(fleet, "TAKEN_BACK", frozenset()),
     "the market's price ignored": _fault(fleet, "spot_prices", lambda *_: {}),
-    "versions of guard.json ignored": _fault(records, "_versions", lambda *_: []),
+    "versions of guard.json ignored": _fault(records, "_versions", lambda *_: [], "holds"),
     "no reserve before max_usd": _fault(Ledger, "usd_per_hour", property(lambda _: 0.0), "max_usd"),
     "silence ignored": _fault(reasons, "_silent", _nothing),
     "the deadline ignored": _fault(handler, "DUTIES", _without("choose_market"), "deadline"),
@@ -191,8 +201,8 @@ _OF_GUARD: Mapping[str, Fault] = {
     "machines left alone at the end": _fault(handler, "DUTIES", _without("end_instances")),
     "a new group left empty": _fault(fleet.ScalingGroups, "is_new", lambda _: False),
     "an ended group started again": _fault(fleet.ScalingGroups, "is_new", lambda _: True),
-    "only Spot to zero": _fault(
-        fleet.ScalingGroups, "groups", property(lambda own: (own.id, f"{own.id}.x"))
+    "only Spot to zero": _text(
+        fleet.ScalingGroups, "send_to_zero", "in self.groups", "in self.groups[:1]", "in the end"
     ),
 }  # fmt: skip
 # The trainer's.
@@ -216,21 +226,23 @@ _OF_TRAINER: Mapping[str, Fault] = {
     "metrics sent after the head": _text(
         CheckpointPublisher, "publish", "[self.metrics.flush]", "[]", "samples"
     ),
-    "metrics counted twice": _fault(metrics_file, "_parts_of_merged", lambda _: set()),
+    "metrics counted twice": _fault(
+        metrics_file, "_parts_of_merged", lambda _: set(), "kept once"
+    ),
     "a commit before each long step": _fault(policy_file, "_SHARE", 1e9),
     "a blocking save is due at once": _text(
         Checkpointer, "_run", "self.schedule.start_other()", "pass"
     ),
     "auto waits longer than a life": _fault(auto_interval, "MAX_SECONDS", 1e9, "interruption"),
-    "the notice's time not read": _fault(notice_file, "_seconds_in", lambda _: None, "step"),
+    "the notice's time not read": _fault(notice_file, "_seconds_in", lambda _: None, "a notice"),
     "notices unheard": _fault(Interruption, "record", _nothing, "loses no step"),
     "extra time without end": _fault(ExtraTime, "would_allow", lambda *_: True),
     "no save at a notice": _fault(Checkpointer, "_save_within", lambda *_, **__: False, "step"),
     "a damaged one ends the resume": _text(
-        resume_point, "_first_valid", "continue", "break"
+        resume_point, "_first_valid", "continue", "break", "is intact"
     ),
     "no early retry after a failed save": _fault(
-        Schedule, "start_due", lambda self, position: self.start_other()
+        FailedSaves, "is_retry_due", property(lambda _: False), "repeated soon"
     ),
     "an answer judged from its boundary": Fault(
         lambda: mock.patch.dict(verify.RULES, {"notices-answered": _told_at_receipt})  # type: ignore[arg-type]
@@ -343,9 +355,7 @@ _OF_PROGRAMS: Mapping[str, Fault] = {
         "self._sizes[name] > seen.state.bytes for name, count in self.saves.items())", "whole",
     ),
     "no last snapshot at a notice": _fault(Mirror, "_commit_last", lambda *_: False, "steps"),
-    "a restore leaves what was there": _text(
-        restore, "_clear", "(root / path).unlink()", "pass", "restored"
-    ),
+    "a restore leaves what was there": Fault(_uncleared, "restored"),
 }  # fmt: skip
 _OF_PROGRAMS = {name: replace(each, is_of_programs=True) for name, each in _OF_PROGRAMS.items()}
 FAULTS: Mapping[str, Fault] = {

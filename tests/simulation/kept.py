@@ -112,7 +112,7 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         ("takebacks counted as barren",),
     ),
     "a machine that hangs": (
-        _plan(_at(0.5, "hang", share=1.0)), ("silence ignored",),
+        _plan(_at(0.5, "hang", share=1.0)), ("silence ignored", "heartbeats ignored"),
     ),
     "a deadline without Spot": (
         _plan(_at(0.5, "no capacity", seconds=20 * HOUR), deadline_hours=4.0),
@@ -127,7 +127,34 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "a deploy that drops the deadline": (
         _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"), steps=540,
               deadline_hours=7.2),
-        ("on demand beside Spot for ever",),
+        ("on demand beside Spot for ever", "machines left alone at the end"),
+    ),
+    "a machine on demand that hangs": (
+        _plan(_at(0.5, "no capacity", seconds=20 * HOUR), _at(1.5, "hang"), deadline_hours=3.0,
+              steps=200),
+        ("machines left alone at the end",),
+    ),
+    "a machine on demand that hangs, of groups": (
+        _plan(_at(0.5, "no capacity", seconds=20 * HOUR), _at(1.5, "hang"), deadline_hours=3.0,
+              steps=200, fleet="asg"),
+        ("only Spot to zero",),
+    ),
+    "a boot of two hours": (
+        _plan(life=Life(boot=2 * HOUR)), ("steps of a boot ignored",),
+    ),
+    "an outage of two hours, which begins before a sync gets anything done": (
+        _plan(_at(1 / 6, "s3", how="outage", whose="all", seconds=7262.0),
+              life=Life(boot=16 * MINUTE, sync=HOUR)),
+        ("silence counted while S3 was down",),
+    ),
+    "an outage at a save, and an hour until the next one": (
+        _plan(_at(1.09, "s3", how="outage", whose="machines", seconds=170.0), interval="3600s",
+              steps=200),
+        ("no early retry after a failed save",),
+    ),
+    "a loss between merged metrics and the end of their parts": (
+        _plan(_at(171.23 / 60, "power off"), latency=1.0, steps=400),
+        ("metrics counted twice",),
     ),
     "a head deleted while a machine waits for its holder": (
         _plan(_at(0.5, "no capacity", seconds=1.5 * HOUR), _at(1.2, "deploy"),
@@ -146,7 +173,7 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "a stop after newer commits were damaged": (
         _plan(_at(0.8, "checkpoints damaged", share=0.5), _at(0.801, "power off"), max_hours=1.0,
               interval="600s", step_seconds=120.0, steps=60),
-        (),
+        ("a damaged one ends the resume",),
     ),
     "two runs with one budget": (
         _plan(steps=360, interval="600s", beside=(replace(_MILD, seed=2, steps=360, fleet="asg"),),
@@ -273,6 +300,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         (),
     ),
     "a ledger that is damaged": (_plan(_at(1.0, "ledger damaged"), max_hours=3.0, steps=360), ()),
+    "a ledger that is damaged, after machines that nobody lists any more": (
+        _plan(*(_at(0.5 + 0.7 * n, "takeback", seconds=120.0) for n in range(8)),
+              _at(1.0, "ledger damaged"), max_hours=3.0, steps=500),
+        ("versions of guard.json ignored",),
+    ),
     "a program's best state, written slowly beside a larger one": (
         _program(_at(0.71, "power off"), has_best=True),
         ("a save that took long is a log", "blobs stay for ever"),
@@ -284,6 +316,31 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "a program that appends a line for each thing that it has done": (
         _program(_at(0.7, "power off"), kind="append", save_every=40.0, write_seconds=0.0),
         ("growth is no state",),
+    ),
+    "a program that writes a save for ten minutes, with pauses": (
+        _program(save_every=1500.0, write_seconds=600.0), ("an open file is a whole one",),
+    ),
+    "a program that ends in a save, at a notice": (
+        _program(_at(0.56, "takeback", seconds=120.0), handler="exit", handler_code=143),
+        ("what died in a save counts",),
+    ),
+    "a program whose two files are never long at rest": (
+        _program(kind="pair", pieces=2, pause_seconds=5.0, save_every=40.0, write_seconds=15.0),
+        ("what may be torn is not marked",),
+    ),
+    "a program that saves while 40 GB are copied": (
+        replace(_program(kind="pair", pieces=2, save_every=20.0, write_seconds=4.0, clones=False),
+                state_bytes=40e9, upload_rate=1e9, step_seconds=20.0, steps=180),
+        ("a folder that changes is captured",),
+    ),
+    "a program that ignores a notice of 85 seconds": (
+        replace(_program(_at(0.8, "takeback", seconds=85.0), kind="rename", write_seconds=4.0,
+                         handler="ignore"), state_bytes=1e8),
+        ("the notice's time not read",),
+    ),
+    "a trainer that dies after a save that nobody has captured": (
+        _program(_at(0.49, "crash"), kind="numbered", keep_last=4),
+        ("a restore leaves what was there",),
     ),
     "shards with pauses, and an exit at the notice": (
         _program(

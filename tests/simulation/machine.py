@@ -24,11 +24,11 @@ from tests.simulation.bucket import GuardService, SimulatedStore
 from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.ends import Ends
 from tests.simulation.shortcuts import QuietPings
-from tests.simulation.stubs import SizedState, is_intact, mixed_ids, place_of
+from tests.simulation.stubs import SizedState, is_intact, mixed_ids, newest_valid, place_of
 from tests.simulation.versions import OLDER
 from tests.stacks.guard.world import MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions, HeldRun, run_attempt
-from training.durable.attempt.resume_point import DamagedCheckpointError, newest_valid, read_twice
+from training.durable.attempt.resume_point import DamagedCheckpointError, read_twice
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.attempt.world import AttemptContext, RankEnvironment, World
 from training.durable.errors import InterruptedRunError, exit_code_of
@@ -175,6 +175,8 @@ class Host(Ends):
             try:
                 self._s3("put_object", Key=self.world.prefix + key, Body=data)
                 self.spool.pop(0)
+                if "-boot-" in key:
+                    self.world.has_progressed(self.machine, "boot")
             except Exception:
                 sleep(5)
                 self.spooled.set()

@@ -196,7 +196,8 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     plan = _with_ranks(random.Random(f"{seed}-ranks"), plan)
     plan = _with_other_run(random.Random(f"{seed}-other-run"), plan)
     plan = _with_divergence(random.Random(f"{seed}-diverge"), plan)
-    return _with_program(random.Random(f"{seed}-program"), plan)
+    plan = _with_program(random.Random(f"{seed}-program"), plan)
+    return _with_long_waits(random.Random(f"{seed}-long"), plan)
 
 
 def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
@@ -327,6 +328,18 @@ def _with_program(luck: random.Random, plan: Plan) -> Plan:
         mixes_ranks=False,
         hears="first",
     )
+
+
+def _with_long_waits(luck: random.Random, plan: Plan) -> Plan:
+    """Let a twelfth of the lives have boots, or an outage of S3, of hours."""
+    if luck.random() >= 1 / 12:
+        return plan
+    at, seconds = luck.uniform(0, plan.work_seconds), _log(luck, 1.5 * HOUR, 6 * HOUR)
+    if luck.random() < 0.5:
+        return replace(plan, life=replace(plan.life, boot=_log(luck, HOUR, 3 * HOUR)))
+    outage = Happening(at=at, what="s3", how="outage", whose="all", seconds=seconds)
+    happenings = sorted([*plan.happenings, outage], key=lambda each: each.at)
+    return replace(plan, happenings=tuple(happenings))
 
 
 def _sooner(each: Happening, share: float) -> Happening:

@@ -3,20 +3,31 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from contract.keys import BLOBS, CHECKPOINTS, GUARD, HEAD, checkpoint_prefix
+from contract.keys import (
+    BLOBS,
+    CHECKPOINTS,
+    EVENTS,
+    GUARD,
+    HEAD,
+    METRICS,
+    checkpoint_prefix,
+)
+from contract.metrics import metrics_objects
 from contract.verify import broken_rules
 from stacks.guard.settings import Forecast
 from tests.simulation.account import Account, settings_of
 from tests.simulation.bucket import Bucket
 from tests.simulation.clock import CLOCK, Process
 from tests.simulation.machine import UNIT, Host
-from tests.simulation.plan import DAY, Happening, Plan
+from tests.simulation.plan import DAY, SLOWEST, Happening, Plan
 from tests.simulation.pools import ZONES
 from tests.simulation.program_promises import ProgramRecord
 from tests.simulation.record import trace_of
@@ -78,6 +89,9 @@ class Promised(World):
     is_away: bool = False  # the stack has another run_id
     record: Any = None  # of a program: a ProgramRecord
     deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
+    damaged: set[str] = field(default_factory=set)  # checkpoints
+    hung: dict[str, float] = field(default_factory=dict)  # machines for good: since when, alone
+    refused: dict[str, float] = field(default_factory=dict)  # by machine: when a save failed
 
     def __post_init__(self) -> None:
         self.now = self.began = self.moved = CLOCK.now
@@ -193,12 +207,21 @@ class Promised(World):
             if self._num_heads != len(found):
                 self._num_heads = len(found)
                 self._new_head(json.loads(data))
+        elif data and name.startswith(EVENTS) and name.endswith("-save-failed.json"):
+            self._hear_refused(json.loads(data))
         elif data is None and name.startswith(BLOBS) and self.record:
             self.record.deleted(name)
         elif data is None and name.startswith(CHECKPOINTS):
             checkpoint = name[len(CHECKPOINTS) :].partition("/")[0]
             if checkpoint in self.named:
                 self.breaks("a file was deleted that the head names", name)
+
+    def _hear_refused(self, event: dict[str, Any]) -> None:
+        """A trainer says that S3 has refused a save, by its own clock and perhaps late."""
+        if self.plan.program or self.facts["clock"]:
+            return
+        name, when = event["instance_id"], datetime.fromisoformat(event["time"]).timestamp()
+        self.refused[name] = when - self.hosts[name].process.clock_off
 
     _num_heads: int = 0
 
@@ -239,6 +262,15 @@ class Promised(World):
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a shutdown loses no step", f"{step} after {self.committed_step}")
 
+    def judge_resume(self, machine: Machine, named: Sequence[Any], found: str) -> None:
+        """An attempt goes on from `found`: the newest checkpoint that nobody has damaged."""
+        intact = [
+            each.name for each in named if each.name not in self.damaged and not each.is_left_behind
+        ]
+        if intact and found != intact[-1] and not (found in self.damaged or self.was_troubled()):
+            text = f"{machine.id} began with {found or 'none'}, and {intact[-1]} is there"
+            self.breaks("what is intact is resumed from", text)
+
     def _judge(self, seconds: float) -> None:
         """What must never be, looked at all the time."""
         live = self.paid
@@ -258,10 +290,39 @@ class Promised(World):
         ):
             self.breaks("nothing is paid an hour after the end", f"{live[0].id} lives")
         for one in live:
+            self._judge_repeat(one)
+            self._judge_hung(one, is_alone=len(live) == 1)
             idles = self.hosts[one.id].idles_since
             since = max(idles, self.guard_off_until)
             if CLOCK.now - since > HOUR and CLOCK.now - max(since, self._guard_blind_until) > HOUR:
                 self.breaks("no machine is paid for nothing", f"{one.id} has nothing to do")
+
+    def _judge_hung(self, machine: Machine, *, is_alone: bool) -> None:
+        """A machine that hangs is ended after the Guard's patience, unless another one trains."""
+        if machine.id not in self.hung:
+            return
+        if not is_alone or CLOCK.now < max(self.guard_off_until, self._guard_blind_until):
+            self.hung[machine.id] = CLOCK.now
+        restored = self.restored_at if self.restored_at < math.inf else 0.0  # heard of, then
+        hours = (CLOCK.now - max(self.hung[machine.id], restored)) / HOUR
+        if hours > SILENCE / HOUR + 1.0 + self.facts["guard call fails"]:
+            self.breaks("a machine that hangs is ended", machine.id)
+
+    def _judge_repeat(self, machine: Machine) -> None:
+        """A save that failed does not wait for the interval, once S3 is well."""
+        since = self.refused.get(machine.id, math.inf)
+        is_over = self.hosts[machine.id].step is None or machine.ends is not None
+        is_other = machine.id in self.ill or self.diverged_at > since
+        if is_over or is_other or self.committed_at > since:
+            self.refused.pop(machine.id, None)
+            return
+        plan = self.plan
+        working = 2 * SLOWEST * plan.step_seconds + plan.life.first_step + plan.evaluation_seconds
+        most = working + 2 * plan.save_seconds + 7 * MINUTE  # two of them until the last retry
+        if CLOCK.now - since > most and not self.was_troubled(within=most):
+            text = f"{machine.id} has waited {(CLOCK.now - since) / MINUTE:.0f} minutes"
+            self.breaks("a failed save is repeated soon", text)
+            del self.refused[machine.id]
 
     @property
     def _most_idle(self) -> float:
@@ -288,11 +349,10 @@ class Promised(World):
                 if each.is_live or (each.ended and CLOCK.now - each.ended < 5 * MINUTE)
             ],
         )
-        hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
         slack = 0.35 + 2 * len(self.machines) / 60
         healthy = [
             each.id for each in live
-            if each.id not in self.ill and CLOCK.now - each.progressed < SILENCE - 11 * MINUTE
+            if each.id not in self.ill and self._silence(each) < SILENCE - 11 * MINUTE
             and each.progressed
         ]  # fmt: skip
         known = {
@@ -301,7 +361,7 @@ class Promised(World):
             "no heartbeat": not healthy,
             "the run is": self.state_now in ("finished", "failed"),
             # What ends unseen is billed until EC2 has forgotten it.
-            "hours billed": hours > settings.max_billed_hours - slack or self.was_unguarded,
+            "hours billed": self._hours > settings.max_billed_hours - slack or self.was_unguarded,
             "max_usd": self.spent_now > settings.max_usd - slack * 2 * ON_DEMAND_USD
             or self.was_unguarded,
             "the budget": self.account.is_spent(self.needs_usd),
@@ -315,6 +375,19 @@ class Promised(World):
                 if not is_known:
                     self.breaks("a healthy run was stopped", reason)
                 return
+
+    def _silence(self, machine: Machine) -> float:
+        """For how long it has done nothing, but for times in which nobody could have heard of it.
+
+        No call reads the head in an outage as long as a silence: the Guard's patience begins anew.
+        """
+        heard, dark = machine.progressed, 0.0
+        for each in self.troubles:
+            is_total = each.how == "outage" and each.share == 1.0 and each.whose == "all"
+            if is_total and each.seconds > SILENCE:
+                begins = max(heard, self.began + each.at)
+                dark += max(0.0, min(CLOCK.now, self.began + each.at + each.seconds) - begins)
+        return CLOCK.now - heard - dark
 
     @property
     def needs_usd(self) -> float:
@@ -372,23 +445,52 @@ class Promised(World):
                 if not line.startswith(excused):
                     self.breaks("verify", line)
         self._judge_bill()
+        self._judge_limits()
+        if state == "finished":
+            self._judge_costs()
+            self._judge_lines()
+
+    def _judge_limits(self) -> None:
+        """What a run may cost, whatever happens to it."""
+        if self.was_unguarded or self.facts["deploy"]:
+            return
         most = self.plan.max_usd * self.limits + self.facts["new version"] * self.account.tick_usd
-        is_known = not (self.was_unguarded or self.facts["deploy"])
-        if self.plan.max_usd and is_known and self.spent_now > 1.02 * most + 0.05:
+        if self.plan.max_usd and self.spent_now > 1.02 * most + 0.05:
             self.breaks("max_usd holds", f"${self.spent_now:.2f} of ${most:.2f}")
-        if state == "finished" and self.plan.is_calm and self.is_alone:
-            hours = sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
-            most = self.plan.most_hours(len(self.machines))
-            if hours > most:
-                self.breaks(
-                    "an interruption costs what was planned", f"{hours:.1f} h of {most:.1f}"
-                )
+        # No hour is kept in reserve: a machine runs until a call, and who starts one more, too.
+        ticks = 1 + self.resumes + self.facts["new version"] + self.facts["guard call fails"]
+        most = self.plan.max_hours * self.limits + ticks * self.guard.tick_seconds / HOUR
+        if self._hours > most + 0.1:
+            self.breaks("max_hours holds", f"{self._hours:.1f} h of {most:.1f}")
+
+    def _judge_costs(self) -> None:
+        """What Spot may cost a run that has finished."""
+        most = self.plan.most_hours(len(self.machines))
+        if self.plan.is_calm and self.is_alone and self._hours > most:
+            costs = f"{self._hours:.1f} h of {most:.1f}"
+            self.breaks("an interruption costs what was planned", costs)
         first = min((each.launched for each in self.machines), default=0.0)
         hours = (self.ended_at - first) / HOUR
         is_fair = self.plan.is_deadline_fair and self.is_alone
-        if is_fair and state == "finished" and hours > self.plan.deadline_hours:
+        if is_fair and hours > self.plan.deadline_hours:
             late = f"{hours:.1f} h of {self.plan.deadline_hours:.1f}"
             self.breaks("a deadline is kept", late)
+
+    def _judge_lines(self) -> None:
+        """Metrics are merged, and kept once, unless whoever merged them was stopped in it."""
+        below, last = self.prefix + METRICS, dict[str, int]()
+        if self.troubles or self.ill:
+            return
+        keys = [key[len(self.prefix) :] for key, _ in self.bucket.below(below)]
+        for one in metrics_objects(keys):
+            if one.first <= last.get(one.writer, 0):
+                self.breaks("a line is kept once", one.key)
+            last[one.writer] = max(one.last, last.get(one.writer, 0))
+
+    @property
+    def _hours(self) -> float:
+        """Those of all its machines."""
+        return sum((m.ended or CLOCK.now) - m.launched for m in self.machines) / HOUR
 
     def was_troubled(self, seconds: float = 0.0, within: float = 20 * MINUTE) -> bool:
         """Whether S3 is, or shortly was, in trouble for machines, for longer than `seconds`."""

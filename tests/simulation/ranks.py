@@ -25,7 +25,7 @@ from tests.simulation.clock import CLOCK, Event, PoweredOffError, Process, sleep
 from tests.simulation.collectives import Meeting
 from tests.simulation.machine import Attempt, Host, _Loop
 from tests.simulation.plan import SLOWEST, Happening
-from tests.simulation.stubs import StateCopies, is_intact, place_of, send_state
+from tests.simulation.stubs import StateCopies, is_intact, newest_valid, place_of, send_state
 from tests.stacks.guard.world import HOUR, MINUTE, Machine
 from training.durable.attempt.attempt import AttemptOptions
 from training.durable.attempt.resume_point import DamagedCheckpointError
@@ -467,6 +467,7 @@ STUBS: tuple[tuple[Any, str, Any], ...] = (
     *collectives.STUBS,
     (engine, "StageSequence", _Stages),
     (resume_file.CheckpointContent, "read", staticmethod(_read_whole)),
+    (resume_file, "newest_valid", newest_valid),
     (resume_file, "read_state", _read_state),
     (resume_file, "slices_of", lambda *_: {}),
     (resume_file, "read_tensors", _read_tensors),

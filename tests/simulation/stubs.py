@@ -17,12 +17,16 @@ from tests.simulation.bucket import SimulatedStore
 from tests.simulation.clock import CLOCK, Event, Lock, PoweredOffError, sleep
 from tests.simulation.versions import is_older
 from training.durable import errors as errors_file
+from training.durable.attempt import resume_point
 from training.durable.attempt import supervisor as supervisor_file
 from training.durable.record.head import step_of
+from training.durable.record.lease import Lease
+from training.durable.record.metrics import Events
 from training.durable.report import receipt
 from training.durable.save import publish
 from training.durable.save.tensors import checkpointer as checkpointer_file
 from training.durable.save.tensors.state import SLICES
+from training.durable.store.protocol import Store
 from training.durable.store.transfer import (
     CancelledError,
     FileEntry,
@@ -167,6 +171,18 @@ def stubbed(more: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     finally:
         for each in patches:
             each.stop()
+
+
+def newest_valid(store: Store, lease: Lease, events: Events, read: Any) -> Any:
+    """Where an attempt of a workload resumes, which is judged."""
+    host, named = CLOCK.process.supervisor.host, lease.head.checkpoints
+    try:
+        found = resume_point.newest_valid(store, lease, events, read)
+    except errors_file.MachineError:  # it could read none
+        host.world.judge_resume(host.machine, named, "")
+        raise
+    host.world.judge_resume(host.machine, named, found[0].entry.name if found[0] else "")
+    return found
 
 
 def _own_host() -> Any:

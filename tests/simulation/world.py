@@ -91,6 +91,7 @@ class Universe(Deployed):
         if share < 0.5:
             self.hosts[machine.id].hangs = True
         else:
+            self.hung[machine.id] = CLOCK.now
             self.hosts[machine.id].pause(10 * DAY)
 
     def _crash(self, machine: Machine, fault: str = "") -> None:
@@ -120,6 +121,7 @@ class Universe(Deployed):
                 keys = [blob_key(blob) for blob in blobs if CLOCK.luck.random() < 0.5]
             for key in (self.prefix + key for key in keys):
                 if found := self.bucket.found(key):
+                    self.damaged.add(name)
                     self.bucket.write(key, b"?" * len(found.data or b""))
 
     def _delete_head(self, seconds: float) -> None:
