@@ -342,7 +342,7 @@ _OF_PROGRAMS: Mapping[str, Fault] = {
         Watcher, "last_moment", "if exit_code == 0 and not after_notice:", "if True:", "whole saves"
     ),
     "what may be torn is not marked": _text(
-        Mirror, "_prepared", "moment.is_tentative or self._doubted", "False and self._doubted", "whole"
+        Mirror, "_prepared", "moment.is_tentative or", "False and", "whole"
     ),
     "a folder that changes is captured": Fault(_blindly, "at one moment"),
     "blobs that the head needs are swept": _text(
