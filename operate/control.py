@@ -29,8 +29,11 @@ def say(text: str) -> None:
 
 def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     """Stop a run and wait until it has saved."""
+    sight = look(run) if run.stack else None
     if (head := run.head) is not None and head.is_ended:
-        raise UserError(f"{run.id} is {head.state} already")
+        if sight is None or not (sight.capacity or sight.live):
+            raise UserError(f"{run.id} is {head.state} already")
+        say(f"{run.id} is {head.state}, and its fleet still runs")
     if run.folder is not None:
         stop_process(run.folder)
     elif run.stack:
@@ -40,6 +43,8 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     head = run.head
     step = committed_step(head) or 0
     done = f"is stopped, saved at step {step}"
+    if head is not None and head.state == "running":
+        done = f"is stopped, but ended before it could save: its last commit is of step {step}"
     if head is not None and head.is_ended:  # a machine trains on until its notice ends
         done = f"is {head.state}, at step {step}: it got there while it was stopped"
     return {"run": run.id, "done": done, "committed_step": step}
@@ -50,8 +55,8 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
     if sight.capacity or fleet.is_new():
         host = socket.gethostname()
         text = f"from {host}" + (f": {reason}" if reason else "")
-        Events(run.store, host).emit("stopped", source="person", message=text)
         fleet.send_to_zero()
+        Events(run.store, host).emit("stopped", source="person", message=text)
         # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
         for one in sight.live:
             if one.is_on_demand:
@@ -59,9 +64,10 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         say("the fleet is at zero: its machine saves and ends")
     # After its notice, a machine may take just as long to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
-    while (sight := look(run)).live and sight.head and sight.head.state == "running":
+    while (sight := look(run)).is_saving:
         if time.monotonic() > until:
-            raise UserError(f"the fleet is at zero, but {sight.live[-1].id} is training; try again")
+            last = sight.machines[-1].id
+            raise UserError(f"the fleet is at zero, but {last} has not ended; try again")
         time.sleep(_POLL_SECONDS)
 
 

@@ -33,8 +33,19 @@ class Sight:
     now: float
     head: Head | None
     ledger: Ledger
-    live: Sequence[StackInstance] = ()  # its machines, the newest last
+    machines: Sequence[StackInstance] = ()  # also those that have ended, the newest last
     capacity: int = 0  # the fleet's target
+
+    @property
+    def live(self) -> Sequence[StackInstance]:
+        """Its machines that run, the newest last."""
+        return [one for one in self.machines if one.is_live]
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a machine that has been told to end may still be saving."""
+        is_held = self.head is not None and self.head.state == "running"
+        return is_held and any(not one.is_gone for one in self.machines)
 
     @property
     def state(self) -> str:
@@ -48,7 +59,8 @@ class Sight:
             is_silent = path is not None and self.now - path.stat().st_mtime > 120.0
             return ("silent" if is_silent else "running") if is_held else "interrupted"
         if not self.live or not self.capacity:
-            return "stopping" if self.live else "waiting" if self.capacity else "stopped"
+            is_ending = self.live or (self.is_saving and not self.capacity)
+            return "stopping" if is_ending else "waiting" if self.capacity else "stopped"
         is_its = head is not None and head.writer in {one.id for one in self.live}
         return "running" if is_held and is_its else "starting"
 
@@ -64,8 +76,7 @@ def look(run: OperatedRun) -> Sight:
     capacity, _ = StackFleet.of(fleet_id).read_capacity()
     ledger.observe(run.settings, own, now, spot_prices(own))
     ledger.observe_fleets({fleet_id: capacity}, fleet_id, now)
-    live = [one for one in own if one.is_live]
-    return Sight(run=run, now=now, head=head, ledger=ledger, live=live, capacity=capacity)
+    return Sight(run=run, now=now, head=head, ledger=ledger, machines=own, capacity=capacity)
 
 
 def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:

@@ -216,7 +216,7 @@ def shuffled(length: int, epoch: int, seed: int) -> Tensor:
 
 
 def seed_torch(device: torch.device, *parts: int | str) -> None:
-    """Seed the generators that a stage's code draws from: the CPU's and the device's.
+    """Seed the generators that a stage's code draws from: torch's, numpy's and `random`'s.
 
     Avoids torch.manual_seed, which formats the entire Python stack at every call where CUDA is not
     in use: 79 microseconds here, 143 from deeper stacks, against 2.6 (training/LOG.md).
@@ -225,6 +225,8 @@ def seed_torch(device: torch.device, *parts: int | str) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 @contextmanager

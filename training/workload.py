@@ -298,7 +298,7 @@ class Prepare:
         raise NotImplementedError
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Make shard `shard`: pure and repeatable (torch is seeded from seed and shard)."""
+        """Make shard `shard`: pure and repeatable (generators are seeded from seed and shard)."""
         raise NotImplementedError
 
     def probe(self) -> Probe:
@@ -327,7 +327,7 @@ class Train:
         settings = cached_property(lambda self: self.config.settings)
 
     def model(self, i: Inputs) -> nn.Module:
-        """A freshly initialised model on the CPU (torch is seeded before the call)."""
+        """A freshly initialised model on the CPU (generators are seeded before the call)."""
         raise NotImplementedError
 
     def optimizer(self, m: nn.Module) -> Optimizer:

@@ -26,8 +26,12 @@ step run-state bash userdata/steps/run_state.sh
 state=$(json_field "$run/head.json" state)
 if [[ $state == finished || $state == failed ]]; then
     echo "[ok] nothing to do: run $RUN_ID is $state"
-    # If that fails, the machine waits for the Guard, because a replacement would fare no better.
-    bash userdata/fleet_to_zero.sh "the run is $state already" || true
+    # If that fails, the machine waits for the Guard, because a replacement would fare no better;
+    # once a person has reopened the run, it fares better.
+    until bash userdata/fleet_to_zero.sh "the run is $state already"; do
+        sleep "${BOOT_RETRY_SECONDS:-60}"
+        [[ $(run_state) == @(finished|failed|) ]] || exec bash userdata/terminate.sh
+    done
     exit 0
 fi
 first_bundle=$(json_field "$run/config.json" bundle_uri)

@@ -15,6 +15,7 @@ if ! training_program fail --run-uri "$RUN_URI" --writer "${INSTANCE_ID:-unknown
     echo "[failed] head: could not be marked failed; the next machine of this run will try again"
     python3 -m userdata.events head-not-marked failed --message "$reason"
 else
+    : >"$run/given-up"
     (run_state >/dev/null) # for fleet_to_zero.sh; it may end its shell
 fi
 exec bash userdata/fleet_to_zero.sh "$reason"

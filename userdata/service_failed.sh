@@ -31,6 +31,9 @@ if [[ -n $state && $state != failed ]]; then
 fi
 if state=$(run_state) && [[ $state == finished || $state == failed ]]; then
     exec bash userdata/fleet_to_zero.sh "the run is $state"
+elif [[ -e $run/given-up && -n $state ]]; then
+    echo "the run was reopened: the fleet replaces this machine, which had given it up"
+    exec bash userdata/terminate.sh
 fi
 result=$(property Result) status=$(property ExecMainStatus)
 how="$result, exit status $status"

@@ -53,6 +53,7 @@ class StackInstance:
     launched: float
     is_live: bool
     is_running: bool = False  # not just requested
+    is_gone: bool = False  # not just shutting down, in which its trainer saves
     is_taken_back: bool = False
     zone: str = ""
     zone_id: str = ""  # the same in every account
@@ -100,6 +101,7 @@ def _instance(described: dict[str, Any]) -> StackInstance:
         launched=described["LaunchTime"].timestamp(),
         is_live=is_live,
         is_running=described["State"]["Name"] == "running",
+        is_gone=described["State"]["Name"] == "terminated",
         is_taken_back=why.get("Code") in TAKEN_BACK,
         zone=(zone := place.get("AvailabilityZone", "")),
         zone_id=place.get("AvailabilityZoneId") or zone,

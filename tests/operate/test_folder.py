@@ -397,7 +397,7 @@ def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
         settings: Any = type("Settings", (), {"notice_seconds": 1, "on_demand_base": 1})
 
     run = Run(uri=str(tmp_path), stack="TrainingStack", outputs={"FleetIdOutput": "sfr-1"})
-    sight = Sight(run=run, now=0.0, head=None, ledger=Ledger(), live=machines, capacity=1)
+    sight = Sight(run=run, now=0.0, head=None, ledger=Ledger(), machines=machines, capacity=1)
     monkeypatch.setattr(control, "look", lambda run: sight)
     monkeypatch.setattr(StackInstance, "terminate", lambda one: calls.append((one.id,)))
     monkeypatch.setattr(SpotFleet, "set_capacity", lambda fleet, *words: calls.append(words))

@@ -1,15 +1,17 @@
 """What is set before any work, and what the numerics key sees of what others have set."""
 
+import random
 import subprocess
 import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.training.forked import in_fork
-from training.numerics import configure, device_of, numerics_key
+from training.numerics import configure, device_of, numerics_key, seed_torch
 
 CPU = torch.device("cpu")
 
@@ -102,3 +104,15 @@ def test_tf32_changes_the_key_by_whichever_name_it_was_set() -> None:
         assert key(device)["float32"]["matmul"] == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = set_before
+
+
+def test_all_generators_that_a_stage_may_draw_from_are_seeded() -> None:
+    """A mixup that drew from numpy differed after an interruption."""
+
+    def drawn() -> tuple[float, ...]:
+        seed_torch(torch.device("cpu"), "step", 7)
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    first = drawn()
+    assert drawn() == first
+    assert len(set(first)) == 3

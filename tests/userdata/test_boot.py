@@ -143,6 +143,20 @@ def test_a_finished_run_sends_the_fleet_to_zero_before_anything_is_synced(rig: R
     assert not (machine.folder / "data").exists()
 
 
+def test_a_machine_that_cannot_stop_the_fleet_of_an_ended_run_ends_once_it_is_reopened(
+    rig: Rig,
+) -> None:
+    """It idled, and was paid, until the Guard took its silence for the run's."""
+    rig.put("head.json", {"state": "failed"})
+    soon = {"FLEET_ATTEMPTS": "1", "BOOT_RETRY_SECONDS": "0.1", "AWS_MAX_ATTEMPTS": "1"}
+    rig.aws.client("ssm").delete_parameter(Name=rig.parameter)
+    machine = rig.machine(environment=soon)
+    wait(machine, "[failed] fleet to zero: see above")
+    rig.put("head.json", {"state": "released"})
+    wait(machine, "EC2 terminates it")
+    assert rig.target_capacity() == 1
+
+
 def test_a_replacement_runs_the_run_s_first_bundle_and_formats_no_formatted_volume(
     rig: Rig,
 ) -> None:

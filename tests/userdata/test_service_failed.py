@@ -257,6 +257,16 @@ def test_a_run_that_a_person_reopens_while_ec2_refuses_keeps_its_fleet(
     assert [event["message"] for event in events] == ["the run is failed", "the run was reopened"]
 
 
+def test_a_machine_that_gave_up_a_run_does_not_do_so_again_once_it_is_reopened(
+    fail: Fail, root: Path
+) -> None:
+    """systemd starts this again after a minute, while EC2 takes no fleet to zero."""
+    (root / "run/training/given-up").touch()
+    assert fail(status=2, head='{"state": "released"}')[0] == ["ec2 terminate"]
+    (root / "calls").write_text("")
+    assert fail(status=2, head='{"state": "failed"}')[0] == ["ec2 modify-spot-fleet"]
+
+
 @pytest.mark.parametrize("refusal", ["", "AutoScalingGroup name not found - AutoScalingGroup S-r1"])
 def test_of_a_fleet_of_groups_both_go_to_zero(fail: Fail, root: Path, refusal: str) -> None:
     (root / "fleet").write_text("S-r1\n")

@@ -69,10 +69,10 @@ def _reopen(options: argparse.Namespace) -> int:
         "dropped": done.dropped,
         **({"overrides": overrides} if overrides else {}),
     }
-    store.delete([RECEIPT])  # it is for the failure, and the run goes on
     Events(store, options.writer).emit(
         "reopened", "ok", reason=options.reason, failed_because=done.before.reason, **about
     )
+    store.delete([RECEIPT])  # it is for the failure, and the run goes on
     if options.json:
         print(json.dumps({"run": store.uri, "state": done.after.state, **about}, indent=1))
     else:

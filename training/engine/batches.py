@@ -24,7 +24,7 @@ from training.workload import Batch, Samples, Settings, Train, implements
 # Of `get`, with self; its generator is the last. And what reads variables without naming them.
 _GET_ARGUMENTS = 4
 _FRAMES = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe"}
-# Far more than torch compiles (256 variants of a function), and only kilobytes.
+# Far more than anybody compiles, and only kilobytes.
 _MOST_KEYS = 1024
 
 

@@ -28,6 +28,7 @@ from training.durable import (
     OpenRun,
     ProgressBar,
     RunFailedError,
+    StoreError,
     Weights,
 )
 from training.engine.batches import MicroBatch, to_device
@@ -154,9 +155,12 @@ def _keep_files(context: AttemptContext, name: str, out: Path) -> None:
     if size > _MOST_FILE_BYTES:
         _log.warning("[%s] the evaluation's files, %.0f MB, are not kept", name, size / 1e6)
         return
-    for path in paths:
-        key = f"{EVALUATION}{name}/{path.relative_to(out).as_posix()}"
-        context.store.put_file(key, path)
+    try:
+        for path in paths:
+            key = f"{EVALUATION}{name}/{path.relative_to(out).as_posix()}"
+            context.store.put_file(key, path)
+    except StoreError as error:  # only people look at them: training goes on
+        _log.warning("[%s] the evaluation's files are not kept: %s", name, error)
 
 
 _Shards = Sequence[Mapping[str, Tensor]]

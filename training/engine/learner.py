@@ -411,14 +411,17 @@ class _ShareSums:
         ]
 
 
+_NO_LIMIT = 2**31
+
+
 def compile_blocks(stage: Train, model: nn.Module, mode: str) -> None:
     """Let torch compile each block that the stage names, or the whole model; equals share code."""
     # Not dynamic: whether torch compiles code for all sizes depends on what this process compiled
     # before, so the bits could differ after an interruption. They also could if the ninth size of
-    # a batch ran uncompiled, as it does by default.
+    # a batch ran uncompiled, or the 257th of all that this process has met, as they do by default.
     from torch._dynamo import config
 
-    config.recompile_limit = config.accumulated_recompile_limit
+    config.recompile_limit = config.accumulated_recompile_limit = _NO_LIMIT
     for block in named_blocks(stage, model) or [model]:
         # Like block.compile(), but through a function of ours: before torch 2.14 a module of one of
         # torch's own classes, such as nn.Sequential, silently stayed uncompiled.

@@ -256,7 +256,7 @@ class Lease:
                 self.beat()
             except LeaseLostError:
                 return  # the loop sees `lost` at its next step boundary
-            except StoreError as error:
+            except Exception as error:  # the thread of a lease that is held does not die
                 _log.warning(f"[heartbeat] {error}; retrying")
 
     def _delete(self, names: set[str]) -> set[str]:

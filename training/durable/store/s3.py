@@ -265,7 +265,8 @@ class S3Store:
         self, key: str, call: Callable[[Any], _Answer], stop: threading.Event | None = None
     ) -> _Answer:
         """Repeat the call, given a client, until it succeeds, is answered or patience ends."""
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from urllib3.exceptions import HTTPError
 
         stop = stop or threading.Event()
         pauses, began = self.patience.pauses(), time.monotonic()
@@ -273,7 +274,10 @@ class S3Store:
         with self._errors(key):
             while True:
                 try:
-                    answer = call(self._client_for(_READ_SECONDS))
+                    try:
+                        answer = call(self._client_for(_READ_SECONDS))
+                    except HTTPError as error:  # such as TLS's, of a body: botocore passes it on
+                        raise HTTPClientError(error=error) from error
                     self.patience.is_reached = True
                     return answer
                 except (ClientError, BotoCoreError, SettingsError) as error:
@@ -370,7 +374,7 @@ class S3Store:
         # A 409: another conditional write of the key is in progress.
         if conditional and _is_repeatable(error):
             raise AnswerLostError(f"{where}: {error}") from error
-        if status == 404 and not code.startswith("KMS."):
+        if status == 404 and code != "NoSuchUpload" and not code.startswith("KMS."):
             raise FileNotFoundError(where) from error
         if code in _LASTING:
             named = {"bucket": self._bucket, "key": shlex.quote(self._prefix + key)}

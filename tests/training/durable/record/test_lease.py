@@ -108,3 +108,21 @@ def test_a_commit_behind_a_release_is_refused(store: Faulty) -> None:
     behind(store, lease.release, commit)
     assert (head_of(store).state, head_of(store).checkpoints) == ("released", ())
     assert said == [f"{store.uri} is released: this is not committed"]
+
+
+def test_no_error_ends_the_heartbeats_of_a_lease_that_is_held(
+    store: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = take_lease(store, "a")
+    beat, met, has_beaten = lease.beat, [TypeError("unforeseen")], threading.Event()
+
+    def fails_once() -> None:
+        if met:
+            raise met.pop()
+        beat()
+        has_beaten.set()
+
+    monkeypatch.setattr(lease, "beat", fails_once)
+    lease.start_heartbeat()
+    assert has_beaten.wait(60)
+    lease.close()

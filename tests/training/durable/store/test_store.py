@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.response import StreamingBody
+from urllib3.exceptions import SSLError
 
 from contract.errors import Exit, UserError
 from training.durable.errors import exit_code_of
@@ -408,3 +410,28 @@ def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
         with pytest.raises(StoreError, match=r"\.lock was locked by another process"):
             FolderStore(tmp_path).put_if("head.json", b"x", None)
     FolderStore(tmp_path).put_if("head.json", b"x", None)
+
+
+def test_an_upload_that_s3_no_longer_knows_is_trouble_of_the_store(s3: S3Store) -> None:
+    """As after a rule that aborts it: the save is repeated, and training goes on."""
+    _trouble(s3, "upload_part", [_error("NoSuchUpload", 404, "UploadPart")])
+    with pytest.raises(StoreError, match="NoSuchUpload"):
+        _upload(s3, bytes(6 * MEBIBYTE))
+
+
+def test_a_body_that_breaks_off_in_tls_is_asked_for_again(
+    s3: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore passes that error on as urllib3's."""
+    s3.put("a", b"x")
+    met, read = [SSLError("decryption failed")], StreamingBody.read
+
+    def fails_once(body: StreamingBody, *given: Any) -> bytes:
+        if met:
+            raise met.pop()
+        return read(body, *given)
+
+    monkeypatch.setattr(StreamingBody, "read", fails_once)
+    found = s3.get("a")
+    assert found is not None
+    assert (found.data, met) == (b"x", [])

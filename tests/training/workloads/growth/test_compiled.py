@@ -63,3 +63,11 @@ def _compiled(blocks: tuple[Block, ...]) -> tuple[int, list[float]]:
 def _learned(model: nn.Module, seed: int) -> list[Tensor]:
     loss = model.loss(*texts(seed=seed))  # type: ignore[operator]
     return [loss.total, *torch.autograd.grad(loss.total + loss.balance, list(model.parameters()))]
+
+
+def test_no_number_of_sizes_makes_torch_run_one_uncompiled() -> None:
+    """Which one that were would depend on what this process has met before."""
+    from torch._dynamo import config
+
+    compile_blocks(GROWTH.stages(laptop())[0], small_model(small_config()), "default")
+    assert min(config.recompile_limit, config.accumulated_recompile_limit) > 10**9

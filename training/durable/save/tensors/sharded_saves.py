@@ -5,11 +5,13 @@ listen (`ShardedFollower.obey`). Ranks announce their files on a board, from any
 on in the background, and a staged copy is written even if no main thread reaches a boundary.
 """
 
+import base64
 import contextlib
 import itertools
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -95,13 +97,13 @@ class _WrittenShare:
     has_nan: bool = False  # `error` names the place in the weights
 
     def to_text(self) -> str:
-        """Serialize for the board."""
-        return json.dumps(asdict(self))
+        """Serialize for the board, which keeps each text for as long as the attempt lasts."""
+        return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
 
     @classmethod
     def from_text(cls, text: str) -> "_WrittenShare":
         """Parse what `to_text` wrote."""
-        record = json.loads(text)
+        record = json.loads(zlib.decompress(base64.b64decode(text)))
         files = tuple(FileEntry(**file) for file in record.pop("files"))
         return cls(files=files, **record)
 
