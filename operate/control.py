@@ -30,7 +30,7 @@ def say(text: str) -> None:
 def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     """Stop a run and wait until it has saved."""
     sight = look(run) if run.stack else None
-    if (head := run.head) is not None and head.is_ended:
+    if was_ended := (head := run.head) is not None and head.is_ended:
         if sight is None or not (sight.capacity or sight.live):
             raise UserError(f"{run.id} is {head.state} already")
         say(f"{run.id} is {head.state}, and its fleet still runs")
@@ -46,7 +46,8 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     if head is not None and head.state == "running":
         done = f"is stopped, but ended before it could save: its last commit is of step {step}"
     if head is not None and head.is_ended:  # a machine trains on until its notice ends
-        done = f"is {head.state}, at step {step}: it got there while it was stopped"
+        why = "its fleet is at zero now" if was_ended else "it got there while it was stopped"
+        done = f"is {head.state}, at step {step}: {why}"
     return {"run": run.id, "done": done, "committed_step": step}
 
 

@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import boto3
 import botocore.client
 import pytest
 from botocore.exceptions import ClientError
 
+from contract.errors import UserError
 from operate import control
 from operate.command import main
 from operate.logs import RunLog, as_line
@@ -405,3 +407,79 @@ def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
     control.stop(run, "")
     control.resume(run, "")
     assert calls == [(0, 0), ("i-on-demand",), (1, 1)]
+
+
+def _stack_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> OperatedRun:
+    """A run of a stack whose fleet calls nothing."""
+
+    class Run(OperatedRun):
+        folder = None
+        settings: Any = type("Settings", (), {"notice_seconds": 1, "on_demand_base": 1})
+        states: ClassVar[list[str]] = [state]
+
+        @property
+        def head(self) -> Any:
+            return types.SimpleNamespace(
+                state=self.states[0], is_ended=self.states[0] == "failed", checkpoints=()
+            )
+
+    monkeypatch.setattr(SpotFleet, "set_capacity", lambda *_: None)
+    monkeypatch.setattr(SpotFleet, "is_new", lambda _: False)
+    monkeypatch.setattr(StackInstance, "terminate", lambda _: None)
+    monkeypatch.setattr(control, "_POLL_SECONDS", 0.01)
+    return Run(uri=str(tmp_path), stack="TrainingStack", outputs={"FleetIdOutput": "sfr-1"})
+
+
+def _seen(run: OperatedRun, *, is_live: bool, is_gone: bool) -> Sight:
+    machine = StackInstance(
+        id="i-1", run_id="run-1", fleet_id="sfr-1", size="g5.xlarge", market=ON_DEMAND,
+        launched=0.0, is_live=is_live, is_gone=is_gone,
+    )  # fmt: skip
+    capacity = int(is_live)
+    return Sight(
+        run=run, now=0.0, head=run.head, ledger=Ledger(), machines=[machine], capacity=capacity
+    )
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_stop_waits_until_a_machine_that_shuts_down_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+) -> None:
+    """EC2 says at once that it ends, and its trainer saves for two minutes."""
+    run, looks = _stack_run(tmp_path, monkeypatch, "running"), []
+
+    def look(_: OperatedRun) -> Sight:
+        looks.append(1)
+        if len(looks) == 5 and saves:
+            type(run).states[0] = "released"
+        return _seen(run, is_live=len(looks) < 3, is_gone=len(looks) > 5)
+
+    monkeypatch.setattr(control, "look", look)
+    said = control.stop(run, "")["done"]
+    assert len(looks) == (5 if saves else 6)
+    assert said.startswith("is stopped, saved at" if saves else "is stopped, but ended before it")
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_the_fleet_of_a_run_that_has_ended_can_be_stopped_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool
+) -> None:
+    run = _stack_run(tmp_path, monkeypatch, "failed")
+    monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=is_live, is_gone=False))
+    if is_live:
+        assert control.stop(run, "")["done"].endswith("at step 0: its fleet is at zero now")
+        return
+    with pytest.raises(UserError, match="failed already"):
+        control.stop(run, "")
+
+
+def test_fails_for_a_download_of_what_is_no_result(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failed attempt leaves its files there, too, and the run is started again."""
+    run = Path(shutil.copytree(stopped, tmp_path / "mine"))
+    (run / "final/model").mkdir(parents=True)
+    (run / "final/model/model.pt").write_text("of epoch 3")
+    assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert "mine has not finished: what lies below" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
