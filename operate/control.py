@@ -58,17 +58,17 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         text = f"from {host}" + (f": {reason}" if reason else "")
         fleet.send_to_zero()
         Events(run.store, host).emit("stopped", source="person", message=text)
-        # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
-        for one in sight.live:
-            if one.is_on_demand:
-                one.terminate()
         say("the fleet is at zero: its machine saves and ends")
+    # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
+    for one in sight.live:
+        if one.is_on_demand:
+            one.terminate()
     # After its notice, a machine may take just as long to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
     while (sight := look(run)).is_saving:
         if time.monotonic() > until:
-            last = sight.machines[-1].id
-            raise UserError(f"the fleet is at zero, but {last} has not ended; try again")
+            left = next(one.id for one in sight.machines if not one.is_gone)
+            raise UserError(f"the fleet is at zero, but {left} has not ended; try again")
         time.sleep(_POLL_SECONDS)
 
 

@@ -20,12 +20,13 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
     sizes = run.store.sizes("") if checkpoint is None else {}
     keys = [key for key in sizes if key.startswith(FINAL_FILES) or key in (RECEIPT, REPORT)]
     opened = OpenRun.at(run.uri)
-    if checkpoint is None and keys and opened.head.state != "finished":
+    has_files = any(key.startswith(FINAL_FILES) for key in keys)
+    if has_files and opened.head.state != "finished":
         raise UserError(
             f"{run.id} has not finished: what lies below {run.uri}/{FINAL_FILES} may be of an "
             "attempt that failed, or not yet complete; --checkpoint newest gets its last commit"
         )
-    if checkpoint is None and not any(key.startswith(FINAL_FILES) for key in keys):
+    if checkpoint is None and not has_files:
         lacks = "has no weights yet"
         if opened.is_of_program and opened.head.state == "finished":
             lacks = "left no model in SM_MODEL_DIR, so its model is in its last snapshot"

@@ -219,7 +219,8 @@ def seed_torch(device: torch.device, *parts: int | str) -> None:
     """Seed the generators that a stage's code draws from: torch's, numpy's and `random`'s.
 
     Avoids torch.manual_seed, which formats the entire Python stack at every call where CUDA is not
-    in use: 79 microseconds here, 143 from deeper stacks, against 2.6 (training/LOG.md).
+    in use: 79 microseconds here, 143 from deeper stacks, against 2.6 (training/LOG.md). numpy's and
+    `random`'s take some 20 more.
     """
     seed = derive_seed(*parts)
     torch.default_generator.manual_seed(seed)

@@ -49,7 +49,7 @@ for option in $TRAINER_OPTIONS; do
     set -- "$@" "--${name//_/-}" "${option#*=}"
 done
 # This run goes on: a notice is none that an end of it has caused.
-rm -f "$run/stopping"
+rm -f "$run/stopping" "$run/given-up"
 # A signal would kill the trainer before it has a handler; later it checks for the notice file.
 trap '' USR1 USR2
 export PYTHONPATH=$PWD:$packages

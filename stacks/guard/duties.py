@@ -90,7 +90,7 @@ def _tell_of_earlier(tick: Tick, *, is_to_stop: bool) -> None:
         is_old, wanted = tick.now - note.time > CALL_SECONDS, tick.capacity.get(note.awaits)
         if wanted == 0 and not tick.is_new:
             tick.update(partial(_stopped, tick=tick, fleet_id=note.awaits, is_told=False))
-        elif (wanted or note.awaits != tick.fleet_id) and is_old and not is_to_stop:
+        elif (wanted or tick.fleet_id not in (None, note.awaits)) and is_old and not is_to_stop:
             tick.update(partial(_not_stopped, fleet_id=note.awaits))
 
 

@@ -160,7 +160,7 @@ class Tick:
         def keep(ledger: Ledger) -> None:
             rest = [each for each in ledger.notes if each.key != note.key or not each.awaits]
             is_awaited = len(rest) < len(ledger.notes)
-            if is_awaited or ledger.claim(note.key, self.now, again_after=again_after):
+            if ledger.claim(note.key, self.now, again_after=again_after) or is_awaited:
                 ledger.notes = [*rest, note]
             also(ledger)
 

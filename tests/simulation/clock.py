@@ -445,4 +445,4 @@ _TIME = SimpleNamespace(
 )
 _THREADING = SimpleNamespace(Event=Event, Lock=Lock, RLock=RLock, Thread=Thread, local=Local)
 _SECRETS = SimpleNamespace(token_hex=lambda size: CLOCK.luck.randbytes(size).hex())
-_RANDOM = SimpleNamespace(uniform=lambda low, high: CLOCK.luck.uniform(low, high))
+_RANDOM = SimpleNamespace(SystemRandom=lambda: CLOCK.luck)

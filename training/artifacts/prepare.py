@@ -108,7 +108,7 @@ def _fill(
     missing = [shard for shard in range(stage.num_shards) if shard not in there]
     if shared.is_used:
         # Runs started together make different shards and reuse each other's.
-        missing = world.share(random.sample(missing, len(missing)))
+        missing = world.share(random.SystemRandom().sample(missing, len(missing)))
     with ProgressBar(stage.name, stage.num_shards, done=len(there)) as bar:
         for first in range(0, len(missing), world.size):
             context.consensus.stop_unless_time_for("shard")

@@ -84,7 +84,8 @@ class Patience:
                 return
             # Shorter towards the end: the trouble may pass just before.
             longest = min(_LONGEST_PAUSE_SECONDS, max(1.0, left / 8), 0.1 * 2.0**attempt)
-            yield min(left, random.uniform(0, longest))
+            # Not from the generator that a stage's code draws from, in another thread.
+            yield min(left, random.SystemRandom().uniform(0, longest))
 
 
 @contextmanager

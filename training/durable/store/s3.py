@@ -454,7 +454,9 @@ class _S3Upload(Upload):
                 client.complete_multipart_upload(**self._where, MultipartUpload=whole)
             except client.exceptions.NoSuchUpload:
                 # Completed by an earlier attempt whose response was lost, or it does not exist.
-                client.head_object(Bucket=self._where["Bucket"], Key=self._where["Key"])
+                where = {"Bucket": self._where["Bucket"], "Prefix": self._where["Key"]}
+                if not client.list_objects_v2(**where, MaxKeys=1).get("Contents"):
+                    raise
 
         try:
             self._repeating(complete)

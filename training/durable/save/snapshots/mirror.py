@@ -87,7 +87,7 @@ class Mirror:
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
         self._restored: CheckpointEntry | None = None
-        # The file that may be half of a save in a tentative snapshot, until it is saved anew: a
+        # The file that may be half of a save in what was restored, until it is saved anew: a
         # program may rewrite its settings, or a log, before it reads that.
         self._doubted, self._restored_ns = "", 0
         self._haste: _Haste | None = None
@@ -144,11 +144,13 @@ class Mirror:
             self._watcher.says_when = filled.manifest.program_says_when
             self._watcher.growing.resume(filled.manifest.note)
             self._watcher.rest.earlier_gap = filled.manifest.note.get("gap")
-            self._restored_ns = listing.began_ns
-            if found.entry.is_tentative:  # also of a life that wrote nothing but its settings
-                names = {listing.last_saved, filled.manifest.note.get("doubted", "")}
-                sizes = [(listing.files[name].bytes, name) for name in names & listing.files.keys()]
-                self._doubted = max(sizes, default=(0, ""))[1]
+            # One that is not tentative, too: its save may pause for longer than the quiet time. And
+            # that of a life that wrote nothing but its settings.
+            note, self._restored_ns = filled.manifest.note, listing.began_ns
+            known = replace(listing, logs=frozenset(note["logs"])) if "logs" in note else listing
+            names = {known.last_saved, note.get("doubted", "")} & listing.files.keys()
+            sizes = [(listing.files[name].bytes, name) for name in names]
+            self._doubted = max(sizes, default=(0, ""))[1]
             size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
             _log.info(
                 f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
@@ -311,10 +313,14 @@ class Mirror:
         return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
 
     def _is_saved_anew(self, listing: Listing) -> bool:
-        """Whether what was in doubt is gone, or was written since, perhaps under another number."""
-        name, files = plain(self._doubted), listing.files
-        written = (path for path, file in files.items() if file.mtime_ns > self._restored_ns)
-        return self._doubted not in files or name in map(plain, written)
+        """Whether what was in doubt is gone, or such a file was written since."""
+        files, name = listing.files, plain(self._doubted)
+        doubted = files.get(self._doubted)
+        return doubted is None or any(
+            file.mtime_ns > self._restored_ns
+            and (plain(path) == name or file.bytes >= doubted.bytes)
+            for path, file in files.items()
+        )
 
     def _prepared(self, captured: Capture, moment: Moment) -> FolderSave:
         """Return a save of it; what a tentative one restored stays so until it is rewritten."""
