@@ -4,9 +4,7 @@
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run=${MACHINE_ROOT:-}/run/training
-
-# After a restart of the machine /run is empty.
-mkdir -p "$run"
+mkdir -p "$run" # after a restart of the machine /run is empty
 rm -f "$run/boot-failure" "$run/dataset-begun"
 [[ -e $run/boot-started ]] || : >"$run/boot-started"
 INSTANCE_ID=$(cat "${MACHINE_ROOT:-}/var/lib/cloud/data/instance-id")
@@ -19,15 +17,13 @@ step() {
 python3 -m userdata.events boot-fetch ok --since "$run/boot-started" --message "bundle fetched"
 step run-env python3 -m userdata.run_env "${MACHINE_ROOT:-}/etc/training/run.env"
 source userdata/lib.sh
-
 rm -f "$run/reads-new.json"
 bash userdata/steps/read_ahead.sh &
 step run-state bash userdata/steps/run_state.sh
 state=$(json_field "$run/head.json" state)
 if [[ $state == finished || $state == failed ]]; then
     echo "[ok] nothing to do: run $RUN_ID is $state"
-    # If that fails, the machine waits for the Guard, because a replacement would fare no better;
-    # once a person has reopened the run, it fares better.
+    # A replacement would fare no better, unless a person reopens the run.
     until bash userdata/fleet_to_zero.sh "the run is $state already"; do
         sleep "${BOOT_RETRY_SECONDS:-60}"
         [[ $(run_state) == @(finished|failed|) ]] || exec bash userdata/terminate.sh

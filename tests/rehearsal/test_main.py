@@ -105,7 +105,7 @@ def test_fails_for_a_zero_which_is_no_default(
         (["demo", "--workload=shapes:SHAPES"], "pass both for a workload of your own"),
         (["demo", "--data=mine"], "--data is mine, but trajectory rehearses on data that it makes"),
         (["demo", "--source=examples"], "pass both for a workload of your own"),
-        (["demo", "--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
+        (["demo", "--workload=suns:SUNS", "--source=examples"], "module 'suns' was not found"),
         (["demo", "--hosts=2", "--program=examples/plain"], "leave out --program and --machine"),
         (["demo", "--hosts=4", "--size=g5.12xlarge"], "--hosts is 4 and g5.12xlarge has 4 GPUs"),
         (["demo", "--hosts=8", "--workload=detection"], "4 samples a step, too few for 8 GPUs"),
