@@ -138,7 +138,7 @@ class Host(Ends):
         if self.pings is not None:
             self.pings.pause()
         for process in self.processes:
-            process.paused_until = CLOCK.now + seconds
+            process.paused_until = max(process.paused_until, CLOCK.now + seconds)
 
     @property
     def processes(self) -> list[Process]:
