@@ -512,6 +512,8 @@ class Promised(World):
         found = self.bucket.found(self.prefix + GUARD)
         if not found or not found.data or self.facts["ledger damaged"] or self.was_unguarded:
             return  # a machine may have come and gone unseen
+        if self.facts["head deleted"] and self.facts["other run"]:
+            return  # a person's copy of the head dates it anew, while nobody looks
         attempts = json.loads(found.data).get("attempts", {})
         billed, spent = sum(each["usd"] for each in attempts.values()), self.spent_now
         # EC2's model says no time of an end: it counts from when it is seen.
