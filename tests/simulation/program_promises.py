@@ -116,7 +116,7 @@ class ProgramRecord:
         if fit and not names and not world.facts["checkpoints damaged"]:
             world.breaks("what is restored is a snapshot", f"{machine.id} of {len(fit)}")
         newest = fit[-1]["name"] if fit else ""
-        passes = [one for one in fit if one.get("failed_starts", 0) >= 2]
+        passes = [one for one in named if one.get("failed_starts", 0) >= 2]
         excused = self._is_excused or passes or world.was_troubled()
         if names and newest not in names and not excused:
             world.breaks("what is restored is the newest", f"{names[-1]} before {newest}")
