@@ -301,7 +301,9 @@ class Promised(World):
         """A machine that hangs is ended after the Guard's patience, unless another one trains."""
         if machine.id not in self.hung:
             return
-        if not is_alone or CLOCK.now < max(self.guard_off_until, self._guard_blind_until):
+        is_unseen = CLOCK.now < max(self.guard_off_until, self._guard_blind_until)
+        # What the older Guard keeps does not say when it looked: silence counts from the newer one.
+        if not is_alone or is_unseen or self.guard_version:
             self.hung[machine.id] = CLOCK.now
         restored = self.restored_at if self.restored_at < math.inf else 0.0  # heard of, then
         hours = (CLOCK.now - max(self.hung[machine.id], restored)) / HOUR
