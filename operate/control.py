@@ -29,8 +29,8 @@ def say(text: str) -> None:
 
 def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     """Stop a run and wait until it has saved."""
-    sight = look(run) if run.stack else None
     if was_ended := (head := run.head) is not None and head.is_ended:
+        sight = look(run) if run.stack else None
         if sight is None or not (sight.capacity or sight.live):
             raise UserError(f"{run.id} is {head.state} already")
         say(f"{run.id} is {head.state}, and its fleet still runs")

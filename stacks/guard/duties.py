@@ -57,8 +57,8 @@ def start(tick: Tick) -> None:
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_told_once: bool) -> None:
     """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []
-    own, tell = fleet.StackFleet.of(fleet_id), partial(_report_stop, tick, reason)
-    tell = partial(tell, is_told_once=is_told_once, ways=["event", "mail"])
+    own, ways = fleet.StackFleet.of(fleet_id), ["event", "mail"]
+    tell = partial(_report_stop, tick, reason, is_told_once=is_told_once, ways=ways)
     if tick.is_kept and not is_told_once:  # this call may end before it can say so
         tell(awaits=fleet_id)
     for action, call in (("to-zero", own.send_to_zero), ("cancel", own.cancel)):

@@ -497,12 +497,16 @@ def test_a_stop_is_told_though_its_call_did_not_hear_of_it(
     assert len(scene.mails()) == 2
 
 
+def _runs_for_half_an_hour(scene: Scene) -> None:
+    scene.head("running", nonce="abc")
+    for hours in (0, 0.5):
+        scene.tick(hours_later=hours)
+
+
 def test_a_stop_that_was_not_made_is_not_told_once_a_person_stops_the_run(
     scene: Scene, answers: Answers
 ) -> None:
-    scene.head("running", nonce="abc")
-    for earlier in (0, 0.5):
-        scene.tick(hours_later=earlier)
+    _runs_for_half_an_hour(scene)
     answers("send_to_zero", _NO_ANSWER, is_done=False)
     with pytest.raises(GuardError):
         scene.tick(hours_later=1.1)
@@ -517,9 +521,7 @@ def test_a_stop_that_was_not_made_is_not_told_once_a_person_stops_the_run(
 def test_a_refused_stop_is_not_told_as_one_once_a_person_ends_the_fleet(
     scene: Scene, before: Any
 ) -> None:
-    scene.head("running", nonce="abc")
-    for earlier in (0, 0.5):
-        scene.tick(hours_later=earlier)
+    _runs_for_half_an_hour(scene)
     before("ModifySpotFleetRequest, CancelSpotFleetRequests", _denied)
     with pytest.raises(GuardError):
         scene.tick(hours_later=1.1)

@@ -132,40 +132,24 @@ def test_links_of_the_model_are_followed_or_named(run: ProgramRun, tmp_path: Pat
         assert name in warning
 
 
+@pytest.mark.parametrize(
+    ("quiet", "lives", "closes"),
+    [
+        pytest.param(10, 4, 1.5, id="its death is no change"),
+        pytest.param(5, 2, 4, id="nor is what follows a quiet time of what may be half a save"),
+    ],
+)
 def test_a_save_that_was_over_counts_however_long_its_log_takes_to_close(
-    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A look between the program's death and its last snapshot took that death for a change."""
-    close = ProgramLog.close
-
-    def slowly(log: ProgramLog, seconds: float) -> None:
-        time.sleep(1.5)
-        close(log, seconds)
-
-    monkeypatch.setattr(ProgramLog, "close", slowly)
-    run.options = ["--quiet-seconds=10"]
-    run.write("""
-        import os, time
-        from pathlib import Path
-        Path(os.environ["SM_CHECKPOINT_DIR"], "state.txt").write_text("whole")
-        time.sleep(4)
-        os.kill(os.getpid(), 9)
-    """)
-    assert run.attempt() == 1
-    assert [entry.is_tentative for entry in run.head.checkpoints] == [True]
-
-
-def test_the_time_that_its_log_takes_is_no_quiet_time_of_what_may_be_half_a_save(
-    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch, quiet: int, lives: int, closes: float
 ) -> None:
     close = ProgramLog.close
-    monkeypatch.setattr(ProgramLog, "close", lambda *given: (time.sleep(4), close(*given)))
-    run.options = ["--quiet-seconds=5"]
+    monkeypatch.setattr(ProgramLog, "close", lambda *given: (time.sleep(closes), close(*given)))
+    run.options = [f"--quiet-seconds={quiet}", f"--hyperparameter=lives={lives}"]
     run.write("""
-        import os, time
+        import os, sys, time
         from pathlib import Path
-        Path(os.environ["SM_CHECKPOINT_DIR"], "part-1.pt").write_text("half")
-        time.sleep(2)
+        Path(os.environ["SM_CHECKPOINT_DIR"], "state.txt").write_text("written")
+        time.sleep(float(sys.argv[-1]))
         os.kill(os.getpid(), 9)
     """)
     assert run.attempt() == 1
