@@ -7,8 +7,9 @@ COCO's run-length encodings (lists or text, down the columns); they are never dr
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -16,83 +17,10 @@ import numpy as np
 from contract.errors import UserError
 from training.durable import DataFinding, DataReport
 
-# Rule -> what to do. The sentence before it is written where the fault is found.
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "layout": "lay the files out as annotations/instances_train.json and train/IMAGE",
-        "json": "export it again",
-        "structure": "export it as COCO (object detection)",
-        "record": "export it again",
-        "id": "give integer ids",
-        "duplicate-image-id": "give each image an id of its own",
-        "duplicate-file": "list each image once",
-        "duplicate-category": "give each category an id and a name of its own",
-        "no-categories": "name at least one category",
-        "no-images": "give it images",
-        "no-objects": "give it objects to learn or to be measured by",
-        "other-categories": "give every split the same categories",
-        "unknown-image": "add the image, or remove its annotations",
-        "unknown-category": "add the category, or remove its annotations",
-        "absolute-path": "give paths relative to the folder of the images",
-        "missing-file": "copy the images there",
-        "several-images": "give their path, or lay both trees out with the same folders",
-        "nameless-classes": "add a data.yaml with their names, a classes.txt or an obj.names",
-        "split-place": "copy its images there, or remove it from that file",
-        "two-splits": "name each image for one split",
-        "unreadable-image": "replace the file, or remove the image",
-        "pixel-format": "save it with 8 bits per channel",
-        "too-large": "divide it into tiles",
-        "image-size": "correct the size, or the boxes that were drawn on another one",
-        "image-rotation": "turn it back there, correct its boxes, and export again",
-        "label-studio": "Label Studio has written that size, but boxes on the upright image; save "
-        "the images upright, and export again",
-        "box": "give [x, y, width, height] in pixels",
-        "box-size": "give [x, y, width, height] in pixels",
-        "box-corners": "these look like two corners [x1, y1, x2, y2]; give [x, y, width, height]",
-        "box-relative": "these look like shares of the image; give pixels",
-        "box-outside": "correct the boxes, or remove them",
-        "mask": "export the annotation again, or give it a bbox",
-        "area": "give an area of 0 or more, or omit it",
-        "crowd": "give iscrowd 0 or 1",
-        "leak": "remove them from one of the two splits, or the validation's figures are wrong",
-    }
-)
-_WARNED: Mapping[str, str] = MappingProxyType(
-    {
-        "unread-file": "move it away, or give it the name of a split",
-        "duplicate-annotation-id": "nothing here depends on it; other tools do",
-        "duplicate-annotation": "both are trained on",
-        "duplicate-image": "each is trained on",
-        "few-leaks": "remove them from one of the two splits",
-        "other-shape": "boxes, polygons, circles, ellipses and masks are learned from",
-        "ignored-region": "they are not used: what is found there counts as wrong",
-        "difficult": "as VOC does, it is neither trained on nor counted as wrong",
-        "other-annotations": "the true one (ground truth) or the newest is used",
-        "swapped-corners": "its corners are put in order",
-        "found-elsewhere": "the image of that name is used",
-        "not-exhaustive": "what is found there and not annotated counts as wrong",
-        "drawn-validation": "an import draws it from train, by --seed",
-        "derived-size": "width and height are taken from the file",
-        "derived-box": "the box is the mask's extent",
-        "derived-area": "the area is that of its mask or box",
-        "empty-box": "it is not trained on",
-        "clipped-box": "it is trained on up to the border",
-        "area-larger": "whether an object counts as small, medium or large depends on it",
-        "rotated-box": "the box is the extent of the rotated one",
-        "scaled-box": "its boxes are scaled to its pixels",
-        "turned-box": "it is annotated so; it is read upright, and its boxes are turned with it",
-        "upright": "it is read upright, and its boxes as drawn on the upright image",
-        "orientation": "it is read upright, and its boxes as drawn on the upright image; if they "
-        "were drawn on the pixels as stored, save it without its orientation",
-        "transparency": "the colours below it are read",
-        "unlisted-image": "it is not used",
-        "unused-category": "its average precision will be 0 or unknown",
-        "class-not-in-split": "its average precision will be unknown there",
-        "many-objects": "denoising then has one group, which takes memory; a recipe must have more "
-        "queries than objects",
-    }
-)
-
+# Rule -> what to do.
+_RULES = tomllib.loads(Path(__file__).with_name("coco_rules.toml").read_text(encoding="utf-8"))
+_REFUSED: Mapping[str, str] = _RULES["refused"]
+_WARNED: Mapping[str, str] = _RULES["warned"]
 
 # At most 64 bits, in one notation only.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
