@@ -38,6 +38,7 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
         stop_process(run.folder)
     elif run.stack:
         _stop_fleet(run, reason)
+        _refuse_deploy(run, "the fleet that it had is at zero")
     else:
         raise UserError(f"no stack of this account and region trains {run.id}")
     head = run.head
@@ -70,6 +71,18 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
             left = next(one.id for one in sight.machines if not one.is_gone)
             raise UserError(f"the fleet is at zero, but {left} has not ended; try again")
         time.sleep(_POLL_SECONDS)
+
+
+def _refuse_deploy(run: OperatedRun, done: str) -> None:
+    """Refuse a deploy in progress: its outputs may name a fleet that another replaces.
+
+    Once CloudFormation cleans up, they name the one that stays.
+    """
+    if run.status.endswith("_IN_PROGRESS") and "CLEANUP" not in run.status:
+        raise UserError(
+            f"{run.stack} is being deployed ({run.status}), perhaps with another fleet: {done}; "
+            "repeat this command once the deploy is over"
+        )
 
 
 def stop_process(folder: Path) -> None:
@@ -111,6 +124,7 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     elif not run.stack:
         say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
     elif not (fleet := StackFleet.of(run.outputs["FleetIdOutput"])).read_capacity()[0]:
+        _refuse_deploy(run, "nothing was requested")
         fleet.set_capacity(1, run.settings.on_demand_base)
         say("the fleet requests a machine")
     step = committed_step(head) or 0

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import webbrowser
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,16 @@ from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
 from training import main as training
-from training.durable import OpenRun, write_report
+from training.durable import OpenRun, StoreError, UnfinishedFile, write_report
 
 
 def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:
     """Fetch a run's weights with report and receipt, or a checkpoint as `export` writes it."""
     out = folder or Path(run.id)
+    opened = OpenRun.at(run.uri)
+    # Listed after the head was read: once that says finished, every file is there.
     sizes = run.store.sizes("") if checkpoint is None else {}
     keys = [key for key in sizes if key.startswith(FINAL_FILES) or key in (RECEIPT, REPORT)]
-    opened = OpenRun.at(run.uri)
     has_files = any(key.startswith(FINAL_FILES) for key in keys)
     if has_files and opened.head.state != "finished":
         raise UserError(
@@ -36,22 +37,24 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
     if checkpoint is not None:
         name = opened.find_checkpoint(checkpoint).name
         keys = [name if opened.is_of_program else f"{name}.safetensors"]
-    files = [out / key for key in keys]
+    files, fetched = [out / key for key in keys], list[UnfinishedFile]()
     if existing := [str(path) for path in files if path.exists()]:
         raise UserError(f"{existing[0]} already exists and is not replaced; use another --out")
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), ExitStack() as unfinished:
         if checkpoint is not None:
             options = ("--run-uri", run.uri, "--checkpoint", name, "--out", str(files[0]))
             if code := training(["export", *options]):
                 raise SystemExit(code)
         for key, path in zip(keys, files, strict=True) if checkpoint is None else ():
+            # Parts arrive in any order: half a file has its full size.
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                why = f"cannot write to {path.parent}: {error.strerror}; use another --out"
-                raise UserError(why) from error
+                fetched.append(unfinished.enter_context(UnfinishedFile(path)))
+            except StoreError as error:
+                raise UserError(f"{error}; use another --out") from error
             print(f"{path}, {sizes[key] / 1e6:.1f} MB", flush=True)
-            run.store.get_file(key, path)
+            run.store.get_file(key, fetched[-1].path)
+        for each in fetched:
+            each.place()
     return {"run": run.id, "done": f"is in {out}", "files": [str(path) for path in files]}
 
 

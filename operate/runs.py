@@ -22,12 +22,18 @@ class OperatedRun:
 
     uri: str
     stack: str = ""
+    status: str = ""  # of the stack, as UPDATE_IN_PROGRESS
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         """The last part of its URI."""
         return self.uri.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """Its URI, with the stack that trains it."""
+        return f"{self.uri} of {self.stack}" if self.stack else self.uri
 
     @property
     def folder(self) -> Path | None:
@@ -59,10 +65,13 @@ def find_run(name: str | None) -> OperatedRun:
         folder = Path(name).expanduser().resolve()
         return OperatedRun(uri=OpenRun.at(str(folder)).store.uri)
     known = account_runs()
-    found = [run for run in known if (name.rstrip("/") in (run.id, run.uri) if name else run.stack)]
+    asked = name.rstrip("/") if name else None
+    found = [
+        run for run in known if (asked in (run.id, run.uri, run.stack) if asked else run.stack)
+    ]
     if len(found) != 1:
-        # Teams with prefixes of their own may each have a run of this id.
-        ids = ", ".join(run.uri if found else run.id for run in found or known) or "none"
+        # Teams with prefixes of their own may each have a run of this id, and two stacks one run.
+        ids = ", ".join(run.place if found else run.id for run in found or known) or "none"
         raise UserError(f"which run is {name or 'meant'}? In this account and region: {ids}")
     return found[0]
 
@@ -71,7 +80,8 @@ def account_runs() -> list[OperatedRun]:
     """Return the account's runs, in the buckets and fleets that its stacks' outputs name."""
     deployed, buckets = _deployed()
     kept = [run for each in buckets for run in runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
-    return [*deployed.values(), *(run for run in kept if run.uri not in deployed)]
+    uris = {run.uri for run in deployed}
+    return [*deployed, *(run for run in kept if run.uri not in uris)]
 
 
 def run_buckets() -> list[str]:
@@ -79,8 +89,8 @@ def run_buckets() -> list[str]:
     return list(_deployed()[1])
 
 
-def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
-    deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
+def _deployed() -> tuple[list[OperatedRun], dict[str, None]]:
+    deployed, buckets = list[OperatedRun](), dict[str, None]()
     with settings_checked():
         stacks = quick_client("cloudformation").get_paginator("describe_stacks")
         checked(boto3.DEFAULT_SESSION)
@@ -91,7 +101,8 @@ def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
             outputs = {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
             uri = outputs.get("RunUri")
             if uri and "GuardFunction" in outputs:  # else an older deployment
-                deployed[uri] = OperatedRun(uri=uri, stack=stack["StackName"], outputs=outputs)
+                about = {"stack": stack["StackName"], "status": stack["StackStatus"]}
+                deployed.append(OperatedRun(uri=uri, **about, outputs=outputs))
             named = uri or outputs.get("SweepsUri") or "//"
             if bucket := outputs.get("RunBucketName") or named.split("/")[2]:
                 buckets[bucket] = None

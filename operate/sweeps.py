@@ -85,10 +85,10 @@ def find_operated_sweep(name: str | None) -> OperatedSweep | None:
         # Listed, not read: a user who may read only runs can then still ask for a run by its ID.
         places = [f"s3://{bucket}/{SWEEPS.rstrip('/')}" for bucket in run_buckets()]
         uris = [f"{each}/{name}" for each in places if name in open_store(each).folders("")]
-    for uri in uris:
-        if (found := SweptRuns.at(uri)) is not None:
-            return _look(found)
-    return None
+    found = [sweep for uri in uris if (sweep := SweptRuns.at(uri)) is not None]
+    if len(found) > 1:  # of teams with prefixes of their own
+        raise UserError(f"which sweep is {name}? {', '.join(each.store.uri for each in found)}")
+    return _look(found[0]) if found else None
 
 
 def _look(found: SweptRuns) -> OperatedSweep:

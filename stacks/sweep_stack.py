@@ -154,7 +154,8 @@ class SweepStack(Stack):
             least=_FAILURES,
             says=f"At least {_FAILURES} jobs of the queue have failed for good within an hour: "
             "that is one mistake in all of them. `runs stop` ends the sweep, saved; each job's "
-            "FailureReason says why it failed, and `runs resume` queues them again.",
+            "FailureReason says why it failed, and `runs resume` queues it again, if its run has "
+            "failed for good once `python -m training reopen` has reopened that.",
         )
         self._alarm(
             ("Blocked", "Batch Service Job Queue Blocked", {}),

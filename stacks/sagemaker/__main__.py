@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from contract.description import describe
 from contract.grammar import argument_type, parse_positive, parse_positive_count
@@ -57,12 +57,18 @@ def _submit(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
     if options.dry_run:
         print(json.dumps(request, indent=2))
         return 0
+    name = request["TrainingJobName"]
     try:
         job = client("sagemaker").create_training_job(**request)
     except (BotoCoreError, ClientError) as error:
-        print(f"sagemaker: the job was not created: {error}", file=sys.stderr)
+        code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+        how = "the job was not created"
+        # An answer may be lost, and the request, sent again, be refused for its own first job.
+        if code == "ResourceInUse" or isinstance(error, HTTPClientError):
+            see = f"aws sagemaker describe-training-job --training-job-name {name}"
+            how = f"there may be a job {name}: before you submit again, see `{see}`"
+        print(f"sagemaker: {how}: {error}", file=sys.stderr)
         return 1
-    name = request["TrainingJobName"]
     print(f"[ok] {job['TrainingJobArn']} trains {options.run_uri}")
     print(f"to save and stop it: aws sagemaker stop-training-job --training-job-name {name}")
     return 0
@@ -72,7 +78,10 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
     """Queue a job for each run of the sweep that has not finished and has no current job."""
     try:
         sweep, unfinished = read_sweep(options.runs_uri, options.sweep_file, client)
-        kept, states = _queued(options, client)
+        objects = None
+        if options.sweep_file is None:
+            objects = SweepObjects(options.runs_uri, client)
+        kept, states = _queued(options, objects, client)
     except (BotoCoreError, ClientError) as error:
         print(f"sagemaker: the sweep of {options.runs_uri} was not read: {error}", file=sys.stderr)
         return 1
@@ -95,7 +104,7 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
         affordable = affordable[: max(0, math.floor(left / kept.usd_of_job + 1e-9))]
     if options.dry_run:
         print(json.dumps([jobs[name] for name in affordable], indent=2))
-    elif not _submit_all({name: jobs[name] for name in affordable}, kept, options, client):
+    elif not _submit_all({name: jobs[name] for name in affordable}, kept, objects, client):
         return 1
     if rest := len(jobs) - len(affordable):
         print(
@@ -109,13 +118,13 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
         others = len(unfinished) - len(jobs)
         print(
             f"[ok] {len(affordable)} of {len(sweep.runs)} runs are queued, {others} were already, "
-            f"{len(sweep.runs) - len(unfinished)} had finished"
+            f"{len(sweep.runs) - len(unfinished)} had ended"
         )
     return 0
 
 
 def _queued(
-    options: argparse.Namespace, client: Callable[[str], Any]
+    options: argparse.Namespace, objects: SweepObjects | None, client: Callable[[str], Any]
 ) -> tuple[QueuedSweep, dict[str, list[JobState]]]:
     """Return what was queued before, updated by the options, and the jobs' current states."""
     usd = options.usd_per_hour or ON_DEMAND_USD_PER_HOUR.get(options.instance_type)
@@ -133,13 +142,12 @@ def _queued(
             "a lower --max-hours, or more dollars"
         )
     before: Mapping[str, list[str]] = {}
-    if options.sweep_file is None:
-        objects = SweepObjects(options.runs_uri, client)
-        if found := objects.read(SWEEP_JOBS):
-            older = QueuedSweep.from_bytes(found, f"{options.runs_uri}/{SWEEP_JOBS}")
-            before = older.jobs
-            # Earlier jobs may have been allowed more time or attempts.
-            of_job = None if of_job is None else max(of_job, older.usd_of_job or 0.0)
+    if objects is not None and (found := objects.read(SWEEP_JOBS)):
+        older = QueuedSweep.from_bytes(found, f"{options.runs_uri}/{SWEEP_JOBS}")
+        before = older.jobs
+        # Earlier jobs may have been allowed more time or attempts, or have cost more an hour.
+        of_job = None if of_job is None else max(of_job, older.usd_of_job or 0.0)
+        hourly = None if hourly is None else max(hourly, older.usd_per_hour or 0.0)
     kept = QueuedSweep(
         arguments=options.arguments,
         usd_per_hour=hourly,
@@ -153,29 +161,34 @@ def _queued(
 def _submit_all(
     jobs: Mapping[str, Mapping[str, Any]],
     kept: QueuedSweep,
-    options: argparse.Namespace,
+    objects: SweepObjects | None,
     client: Callable[[str], Any],
 ) -> bool:
-    """Queue the jobs in order and record them in jobs.json; return whether all were queued."""
+    """Queue the jobs in order, each recorded in jobs.json at once; return whether all were.
+
+    If somebody else queues the sweep at the same time, one of the two ends its job and gives up.
+    """
     batch = client("batch")
-    try:
-        for number, (name, job) in enumerate(jobs.items()):
-            try:
-                queued = batch.submit_service_job(**job)
-            except (BotoCoreError, ClientError) as error:
-                again = "; the same command queues the rest" if options.sweep_file is None else ""
-                print(
-                    f"sagemaker: {job['jobName']} was not queued: {error} ({number} of {len(jobs)} "
-                    f"are queued{again})",
-                    file=sys.stderr,
-                )
-                return False
+    for number, (name, job) in enumerate(jobs.items()):
+        queued = None
+        try:
+            queued = batch.submit_service_job(**job)
             kept.jobs.setdefault(name, []).append(queued["jobId"])
-            print(f"[ok] {queued['jobArn']}")
-        return True
-    finally:
-        if jobs and options.sweep_file is None:
-            SweepObjects(options.runs_uri, client).write(SWEEP_JOBS, kept.to_bytes())
+            if objects is not None:
+                objects.write(SWEEP_JOBS, kept.to_bytes())
+        except (BotoCoreError, ClientError) as error:
+            how, again = "not queued", "; the same command queues the rest" if objects else ""
+            if queued is not None:
+                batch.terminate_service_job(jobId=queued["jobId"], reason="not in jobs.json")
+                how = "ended, as jobs.json did not take it (does somebody else queue the sweep?)"
+            print(
+                f"sagemaker: {job['jobName']} was {how}: {error} ({number} of {len(jobs)} "
+                f"are queued{again})",
+                file=sys.stderr,
+            )
+            return False
+        print(f"[ok] {queued['jobArn']}")
+    return True
 
 
 def _now() -> str:

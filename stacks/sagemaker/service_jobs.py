@@ -27,6 +27,7 @@ from stacks.sagemaker.request import refused_by_model
 # boto3's own 3 are over in seconds.
 _MAX_ATTEMPTS = 10
 _OVER = ("SUCCEEDED", "FAILED")
+_ENDED = ("finished", "failed")  # the states of runs whose machine would end at once
 # A job that is told to end at its limit has this long to save.
 _NOTICE_SECONDS = 120
 
@@ -51,16 +52,23 @@ class SweepObjects:
                 f"--runs-uri is {runs_uri!r}; a job reaches only S3: write s3://bucket/x"
             )
         self._s3 = client("s3")
+        self._etags = dict[str, str]()
 
     def read(self, key: str) -> bytes | None:
         """Return an object's content; None if it does not exist."""
         place = {"Bucket": self._bucket, "Key": f"{self._prefix}/{key}"}
         answer = answer_or_none(self._s3.get_object, "NoSuchKey", **place)
-        return answer["Body"].read() if answer else None
+        if answer is None:
+            return None
+        self._etags[key] = answer["ETag"]
+        return answer["Body"].read()
 
     def write(self, key: str, data: bytes) -> None:
-        """Write an entire object."""
-        self._s3.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", Body=data)
+        """Write an entire object, unless another has written it since it was read here."""
+        place = {"Bucket": self._bucket, "Key": f"{self._prefix}/{key}"}
+        known = self._etags.get(key)
+        condition = {"IfMatch": known} if known else {"IfNoneMatch": "*"}
+        self._etags[key] = self._s3.put_object(**place, Body=data, **condition)["ETag"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +126,9 @@ class QueuedSweep:
                 raise
             return JobState(status="gone", reason=str(error), usd=self.usd_of_job, created=0.0)
         attempts = [*found.get("attempts", []), found.get("latestAttempt", {})]
-        arns = {each["serviceResourceId"]["value"] for each in attempts if each}
+        arns = {
+            each["serviceResourceId"]["value"] for each in attempts if "serviceResourceId" in each
+        }
         seconds = sum(_billed_seconds(arn, sagemaker) for arn in arns)
         return JobState(
             status=found["status"],
@@ -163,7 +173,7 @@ def most_usd(usd_per_hour: float, hours: float, attempts: int) -> float:
 def read_sweep(
     runs_uri: str, file: Path | None, client: Callable[[str], Any]
 ) -> tuple[Sweep, Sequence[SweepRun]]:
-    """Return the sweep and its unfinished runs; ValueError if there is no sweep."""
+    """Return the sweep and its runs that have not ended; ValueError if there is no sweep."""
     if file is not None:
         sweep = Sweep.from_bytes(file.read_bytes(), str(file))
         return sweep, sweep.runs
@@ -175,7 +185,7 @@ def read_sweep(
         )
     sweep = Sweep.from_bytes(found, f"{runs_uri}/{SWEEP}")
     heads = {run.name: json.loads(read(f"{run.name}/{HEAD}") or b"{}") for run in sweep.runs}
-    return sweep, [run for run in sweep.runs if heads[run.name].get("state") != "finished"]
+    return sweep, [run for run in sweep.runs if heads[run.name].get("state") not in _ENDED]
 
 
 def service_job(request: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:

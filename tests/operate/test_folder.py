@@ -11,6 +11,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,10 +30,12 @@ from stacks.guard.fleet import ON_DEMAND, SPOT, SpotFleet, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import quick_client
 from training.cli.main import main as training
+from training.durable import OpenRun
 from training.durable.record.head import Head
 from training.durable.record.lease import mark_failed
 from training.durable.record.metrics import Events
 from training.durable.store.folder import FolderStore
+from training.durable.store.protocol import StoreError
 
 REPOSITORY = Path(__file__).parents[2]
 # Begins again where it was, and never ends by itself.
@@ -372,7 +375,7 @@ def test_fails_for_a_download_into_a_file(
     (tmp_path / "file").touch()
     assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/file"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("/file/final/model: Not a directory; use another --out")
+    assert line.endswith("/file/final/model/model: Not a directory; use another --out")
 
 
 def test_fails_for_a_tail_of_fewer_than_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -483,3 +486,62 @@ def test_fails_for_a_download_of_what_is_no_result(
     assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 2
     assert "mine has not finished: what lies below" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_download_that_breaks_off_leaves_no_file_and_goes_on(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts arrive in any order, so that a part of a file may have its full size."""
+    run, out = Path(shutil.copytree(stopped, tmp_path / "mine")), tmp_path / "out"
+    (run / "final/model").mkdir(parents=True)
+    for name in ("a", "b"):
+        (run / f"final/model/{name}").write_text("weights")
+    head = json.loads((run / "head.json").read_text())
+    (run / "head.json").write_text(json.dumps(head | {"state": "finished"}))
+    get_file, fetched = FolderStore.get_file, []
+
+    def break_off(store: FolderStore, key: str, path: Path) -> None:
+        fetched.append(key)
+        path.write_bytes(bytes(7))
+        if len(fetched) == 2:
+            raise StoreError("S3 is away")
+        get_file(store, key, path)
+
+    monkeypatch.setattr(FolderStore, "get_file", break_off)
+    assert main(["download", str(run), "--out", str(out)]) == 74
+    assert not [path for path in out.rglob("*") if path.is_file()]
+    assert main(["download", str(run), "--out", str(out)]) == 0
+    assert {path.read_text() for path in (out / "final/model").iterdir()} == {"weights"}
+
+
+def test_a_run_that_finishes_meanwhile_is_downloaded_whole(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are stored one by one, and then its head says that it has finished."""
+    run, at = Path(shutil.copytree(stopped, tmp_path / "mine")), OpenRun.at
+    (run / "final/model").mkdir(parents=True)
+    (run / "final/model/a").write_text("a")
+
+    def finish(uri: str) -> OpenRun:
+        (run / "final/model/b").write_text("b")
+        head = json.loads((run / "head.json").read_text())
+        (run / "head.json").write_text(json.dumps(head | {"state": "finished"}))
+        return at(uri)
+
+    monkeypatch.setattr("operate.download.OpenRun", types.SimpleNamespace(at=finish))
+    assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/final/model/b").read_text() == "b"
+
+
+def test_a_stop_during_a_deploy_is_not_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deploy may replace the fleet that was stopped by one that requests a machine."""
+    run = _stack_run(tmp_path, monkeypatch, "released")
+    monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=False, is_gone=True))
+    monkeypatch.setattr(SpotFleet, "read_capacity", lambda _: (0, 0))
+    for act in (control.stop, control.resume):
+        for status in ("UPDATE_COMPLETE", "UPDATE_COMPLETE_CLEANUP_IN_PROGRESS"):
+            act(replace(run, status=status), "")
+        with pytest.raises(UserError, match=r"TrainingStack is being deployed .* repeat"):
+            act(replace(run, status="UPDATE_IN_PROGRESS"), "")

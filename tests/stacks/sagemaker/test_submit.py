@@ -10,6 +10,7 @@ import botocore.session
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
+from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.validate import ParamValidator
 from moto import mock_aws
 
@@ -270,3 +271,26 @@ def test_a_job_s_hyperparameters_are_checked_before_it_is_paid_for(
         command = [*_arguments(**job), "--hyperparameter", wrong]
         assert main(command, client=_never) == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unknown"),
+    [
+        (ReadTimeoutError(endpoint_url="https://sagemaker"), True),
+        (ClientError({"Error": {"Code": "ResourceInUse"}}, "CreateTrainingJob"), True),
+        (ClientError({"Error": {"Code": "ResourceLimitExceeded"}}, "CreateTrainingJob"), False),
+    ],
+)
+def test_a_job_whose_answer_is_lost_is_not_called_missing(
+    error: Exception, is_unknown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Lost:
+        def create_training_job(self, **_: Any) -> None:
+            raise error
+
+    assert main(_arguments(), client=lambda name: Lost()) == 1
+    said = capsys.readouterr().err
+    assert ("was not created" in said) != is_unknown
+    assert (
+        "before you submit again, see `aws sagemaker describe-training-job" in said
+    ) == is_unknown

@@ -1,6 +1,7 @@
 """A sweep's runs as service jobs: what botocore's model says of them, and which are left to do."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,119 @@ def test_what_has_finished_is_not_queued_again(
         assert main(_arguments(), client=lambda name: clients[name]) == 0
         kept = s3.get_object(Bucket="bucket", Key="runs/rates/jobs.json")["Body"].read()
     printed = capsys.readouterr().out
-    assert printed.endswith("[ok] 2 of 3 runs are queued, 0 were already, 1 had finished\n")
+    assert printed.endswith("[ok] 2 of 3 runs are queued, 0 were already, 1 had ended\n")
     uris = [json.loads(job["serviceRequestPayload"])["HyperParameters"]["run-uri"] for job in sent]
     assert uris == [f"{_RUNS}/epochs-2", f"{_RUNS}/epochs-3"]
     queued = QueuedSweep.from_bytes(kept, "jobs.json")
     assert queued.jobs == {"epochs-2": ["id-1"], "epochs-3": ["id-2"]}
     assert queued.arguments == _arguments() and queued.max_usd is None
+
+
+def _sweep_in_s3(heads: Mapping[str, bytes]) -> Any:
+    s3 = boto3.client("s3", region_name="us-east-1")
+    s3.create_bucket(Bucket="bucket")
+    for name, body in {"sweep.json": _SWEEP.to_bytes(), **heads}.items():
+        s3.put_object(Bucket="bucket", Key=f"runs/rates/{name}", Body=body)
+    return s3
+
+
+def _queued_jobs(s3: Any) -> dict[str, list[str]]:
+    kept = s3.get_object(Bucket="bucket", Key="runs/rates/jobs.json")["Body"].read()
+    return QueuedSweep.from_bytes(kept, "jobs.json").jobs
+
+
+class _Queue:
+    """Batch, which calls `meanwhile` when a job is submitted."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.sent, self.ended, self._meanwhile = list[str](), list[str](), meanwhile
+
+    def submit_service_job(self, **job: Any) -> dict[str, str]:
+        self._meanwhile()
+        self.sent.append(f"id-{len(self.sent) + 1}")
+        return {"jobArn": f"arn:{job['jobName']}", "jobId": self.sent[-1]}
+
+    def terminate_service_job(self, jobId: str, reason: str) -> None:
+        self.ended.append(jobId)
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_job_is_recorded_before_the_next_one_is_queued() -> None:
+    """Else a kill in between leaves jobs that nobody knows, and `runs resume` pays twice."""
+    known = []
+    with mock_aws():
+        s3 = _sweep_in_s3({})
+
+        def meanwhile() -> None:
+            if queue.sent:
+                known.append(_queued_jobs(s3))
+
+        queue = _Queue(meanwhile)
+        assert main(_arguments(), client=lambda name: {"s3": s3, "batch": queue}[name]) == 0
+    assert known == [
+        {"epochs-1": ["id-1"]},
+        {"epochs-1": ["id-1"], "epochs-2": ["id-2"]},
+    ]
+
+
+@pytest.mark.usefixtures("credentials")
+def test_of_two_who_queue_a_sweep_one_ends_its_job(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock_aws():
+        s3 = _sweep_in_s3({})
+        clients: dict[str, Any] = {"s3": s3}
+        clients["batch"] = other = _Queue(lambda: None)
+
+        def meanwhile() -> None:
+            if not other.sent:
+                mine, clients["batch"] = clients["batch"], other
+                assert main(_arguments(), client=clients.__getitem__) == 0
+                clients["batch"] = mine
+
+        clients["batch"] = queue = _Queue(meanwhile)
+        assert main(_arguments(), client=clients.__getitem__) == 1
+        assert _queued_jobs(s3) == {f"epochs-{k}": [f"id-{k}"] for k in (1, 2, 3)}
+    assert len(other.sent) == 3 and not other.ended
+    assert queue.sent == queue.ended == ["id-1"]
+    assert "was ended, as jobs.json did not take it" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_run_that_has_failed_for_good_is_not_queued_again() -> None:
+    with mock_aws():
+        s3, queue = (
+            _sweep_in_s3({"epochs-2/head.json": b'{"state": "failed"}'}),
+            _Queue(lambda: None),
+        )
+        assert main(_arguments(), client=lambda name: {"s3": s3, "batch": queue}[name]) == 0
+        assert _queued_jobs(s3).keys() == {"epochs-1", "epochs-3"}
+
+
+@pytest.mark.usefixtures("credentials")
+def test_earlier_jobs_count_at_the_price_that_they_had() -> None:
+    """Ten hours of another size at $7.09 leave nothing of $75."""
+    before = QueuedSweep(
+        arguments=[], usd_per_hour=7.09, max_usd=75.0, usd_of_job=1.0, jobs={"epochs-1": ["old"]}
+    )
+
+    class Jobs(_Queue):
+        def describe_service_job(self, jobId: str) -> dict[str, Any]:
+            attempt = {"serviceResourceId": {"name": "TrainingJobArn", "value": "arn:x/training-1"}}
+            return {"status": "SUCCEEDED", "createdAt": 1000, "attempts": [attempt]}
+
+        def describe_training_job(self, TrainingJobName: str) -> dict[str, Any]:
+            return {"BillableTimeInSeconds": 36_000}
+
+    with mock_aws():
+        s3, jobs = _sweep_in_s3({"jobs.json": before.to_bytes()}), Jobs(lambda: None)
+        given = {"max_usd": "75", "max_hours": "1", "usd_per_hour": "1.4"}
+        assert main(_arguments(**given), client=lambda name: s3 if name == "s3" else jobs) == 0
+    assert not jobs.sent
 
 
 _NOT_FOUND = "Requested resource not found."
@@ -127,7 +235,8 @@ class _Jobs:
             "status": jobId.upper(),
             "createdAt": 1000,
             # Batch deletes those for which SageMaker had no capacity.
-            "attempts": [gone, attempt] if jobId == "succeeded" else [],
+            # The model requires no resource of an attempt.
+            "attempts": [gone, attempt, {"statusReason": "x"}] if jobId == "succeeded" else [],
             "latestAttempt": attempt,
         }
 
