@@ -98,6 +98,7 @@ def evaluate(
         loader.close()
     if context.world.leads:
         _keep_files(context, name, out)
+    shutil.rmtree(out, ignore_errors=True)  # a run may evaluate a thousand times
     return context.world.share(metrics)
 
 

@@ -74,7 +74,8 @@ class StageLoop:
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples; add some")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
-        if context.world.leads and implements(samples, Samples.files):
+        is_ahead = position.stage_step < self._plan.num_steps  # else there is only an evaluation
+        if context.world.leads and is_ahead and implements(samples, Samples.files):
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
         with context.supervisor.long_work.doing("model"):
             before = position.numerics.get(stage.name, {})

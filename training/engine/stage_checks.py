@@ -119,7 +119,8 @@ def loadable_state(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
         if isinstance(tensor, Tensor) and not is_lazy(tensor):
             if 0 in tensor.stride():
                 tensor.data = tensor.data.contiguous()
-            if not tensor.requires_grad and tensor.float().isnan().any():
+            values = tensor if tensor.is_complex() else tensor.float()
+            if not tensor.requires_grad and values.isnan().any():
                 unset.append(name)
             state[name] = tensor.detach().to("meta")
     return state, unset

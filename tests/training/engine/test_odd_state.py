@@ -23,6 +23,7 @@ class Odd(nn.Module):
         super().__init__()
         self.register_buffer("repeated", torch.tensor([1.5]).expand(6))
         self.register_buffer("unset", torch.full((3,), float("nan")))
+        self.register_buffer("phases", torch.tensor([complex(0, float("nan"))]))  # unset, too
         self.calls, self.extra = 0, extra
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,6 +50,17 @@ class Late(nn.Module):
         if not hasattr(self, "cache"):
             self.register_buffer("cache", torch.ones(len(x)))
         return x
+
+
+class Precise(nn.Module):
+    """Keeps a type that safetensors has no name for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("phase", torch.ones(1, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.phase.real.float()
 
 
 class Closed(LBFGS):
@@ -107,6 +119,7 @@ def test_it_resumes_bit_for_bit(
     ("make", "says"),
     [
         (Late, "not what a new model can load (0.cache is unknown); let model() register all"),
+        (Precise, "0.phase is a torch.strided tensor of torch.complex128, which no checkpoint"),
         (Mute, "0._extra_state is a dict: let get_extra_state return a tensor or text"),
         (lambda: Odd({1: "x"}), "0._extra_state is a dict: let get_extra_state"),
         (

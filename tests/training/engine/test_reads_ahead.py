@@ -36,3 +36,21 @@ def test_a_resumed_run_announces_the_rest_of_its_epoch_first(
     assert told[0] == order
     assert 0 < checkpoint.step * BATCH < NUM_ROWS
     assert told[1] == order[checkpoint.step * BATCH :]
+
+
+def test_a_run_that_only_has_to_be_evaluated_asks_for_no_other_epoch(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A curriculum may have no order for an epoch after the last one."""
+
+    class Ordered(RowsInFiles):
+        def order(self, epoch: int, seed: int) -> Order:
+            assert epoch == 0
+            return shuffled(NUM_ROWS, epoch, seed)
+
+    monkeypatch.setattr("tests.training.tiny.Rows", Ordered)
+    monkeypatch.setattr(LocalDataset, "expect", lambda self, names: None)
+    run.options = ["--override=epochs=1"]
+    interrupt_at("first", 3)
+    assert run.attempt() == 75
+    assert run.attempt() == 0

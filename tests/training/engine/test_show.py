@@ -27,6 +27,7 @@ def test_it_is_made_with_the_evaluated_weights_and_is_the_same_after_a_kill(
     run: Run, finished: Callable[..., Run]
 ) -> None:
     whole, run.options = finished(*SHORT, *AVERAGED), [*SHORT, *AVERAGED]
+    assert not [*whole.scratch.glob("*/evaluation/rank-0/*")], "the disk keeps none"
     files = shown(whole)
     names = ("answers.csv", "drawn.txt", "weights.md")
     assert files.keys() == {f"{stage}-4/{name}" for stage in ("first", "second") for name in names}

@@ -26,6 +26,9 @@ from training.durable.store.protocol import Store
 
 _Cause: TypeAlias = Literal["notice", "shutdown"]
 
+# Two polls of the interruption handler, which writes the notice file, and its signal.
+_HANDLER_SECONDS = 5.0
+
 _CAUSES: dict[int, _Cause] = {
     signal.SIGUSR1: "notice",
     signal.SIGTERM: "shutdown",
@@ -152,6 +155,11 @@ class Interruption:
     def wait(self, seconds: float) -> bool:
         """Sleep for up to `seconds`, but wake for a notice; return whether one came."""
         return self._noticed.wait(seconds)
+
+    def heard_late(self) -> Notice | None:
+        """Return the notice that a program, which looks for itself, may have heard before us."""
+        self._noticed.wait(_HANDLER_SECONDS if self._notice_file else 0.0)
+        return self.notice
 
     def take_rebalance(self) -> bool:
         """Return whether a rebalance was recommended since the last call."""

@@ -266,6 +266,9 @@ class ProgramWatch:
         self._mirror.end_looks()
         self._progress.stopped()
         self._ended_at = time.time()
+        if self._notice is None and (notice := interruption.heard_late()) is not None:
+            self._notice = notice
+            self._progress.notice()
 
     def _has_ended(self, seconds: float) -> bool:
         """Wait for the end of all its processes; end those that need not be waited for."""
@@ -395,6 +398,9 @@ class ProgramWatch:
                 f"runs download {run.store.uri} --checkpoint newest"
             )
         run.metrics.flush()
+        run.lease.beat()
+        of_failed = run.store.sizes(FINAL_FILES).keys() - {FINAL_FILES + name for name in sums}
+        run.store.delete(of_failed)
         history = History.read(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
@@ -432,10 +438,9 @@ class ProgramWatch:
         if last is not None and last.number != self._number:
             self._number = last.number
             if not self._progress.snapshot:
-                seconds = self._progress.seconds
                 _log.info(
                     f"[program] the first snapshot of this attempt, {last.snapshot}, is committed "
-                    f"after {seconds:.1f} s: {last.num_files} files ({last.reason})"
+                    f"after {self._progress.seconds:.1f} s: {last.num_files} files ({last.reason})"
                 )
             self._save_seconds = max(self._save_seconds, last.seconds)
             self._progress.committed(last.number, time.time() - last.written_at)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,7 +82,11 @@ class Metrics:
         with self._lock:
             self._lines.append(line)
             if self._local:
-                self._local.write(line + "\n")
+                try:
+                    self._local.write(line + "\n")
+                except OSError as error:  # a copy for people, of what the store keeps
+                    _log.warning("[metrics] %s; lines go on to the store alone", error)
+                    self._close_local()
             is_free = all(batch.sending.done() for batch in self._batches)
             if is_free and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
                 self._send()
@@ -101,8 +106,13 @@ class Metrics:
         """Release the thread and the file; lines that were not flushed remain only on disk."""
         self._pool.shutdown(wait=False)
         self._merging.shutdown(wait=False, cancel_futures=True)
-        if self._local:
-            self._local.close()
+        self._close_local()
+
+    def _close_local(self) -> None:
+        local, self._local = self._local, None
+        if local is not None:
+            with suppress(OSError):  # of a full disk
+                local.close()
 
     def _send(self) -> None:
         self._flushed = time.monotonic()

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,3 +295,23 @@ def test_a_notice_file_that_cannot_be_written_keeps_no_program_from_its_signal(
     run.write(script.replace(of_notice, "{}").replace('print(f"begins', block))
     interrupted(run)
     assert run.head.checkpoints[-1].kind == "emergency"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_hears_of_a_notice_before_us_has_not_finished(
+    run: ProgramRun, code: int
+) -> None:
+    """It asks EC2's metadata itself, saves and ends; the handler asks every two seconds."""
+    done = run.folder / "done"
+    run.write(f"""
+        import os, sys
+        from pathlib import Path
+        Path(os.environ["SM_CHECKPOINT_DIR"], "state").write_text("half")
+        Path("{done}").write_text(str(os.getpid()))
+        sys.exit({code})
+    """)
+    process = run.spawn(f"--notice-file={run.folder / 'notice.json'}")
+    wait_for(lambda: done.exists() and not Path("/proc", done.read_text() or "1").exists())
+    said = tell(process)
+    assert process.returncode == 75, said
+    assert run.head.state == "released"

@@ -154,3 +154,21 @@ def test_a_save_that_was_over_counts_however_long_its_log_takes_to_close(
     """)
     assert run.attempt() == 1
     assert [entry.is_tentative for entry in run.head.checkpoints] == [True]
+
+
+def test_what_a_failed_attempt_left_is_no_final_file(run: ProgramRun) -> None:
+    """One torn shard of the model beside the whole one would be downloaded with it."""
+    run.write(f"""
+        import os, sys
+        from pathlib import Path
+        done = Path("{run.folder}", "done")
+        name = "model" if done.exists() else "model-00001-of-00003"
+        Path(os.environ["SM_MODEL_DIR"], name).write_bytes(b"weights")
+        if not done.exists():
+            done.touch()
+            sys.exit(1)
+    """)
+    assert run.attempt() == 1
+    assert run.store.sizes("final/").keys() == {"final/model/model-00001-of-00003"}
+    assert run.attempt() == 0
+    assert run.store.sizes("final/").keys() == {"final/model/model"}

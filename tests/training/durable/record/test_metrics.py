@@ -217,3 +217,13 @@ def test_an_attempt_merges_behind_its_lines(
     assert spans(store)[1][2] >= 9
     assert found(store) == [(1, n) for n in range(1, 30)] + [(2, n) for n in range(1, 11)]
     metrics.close()
+
+
+def test_a_full_disk_of_the_local_copy_stops_no_run(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    metrics = Metrics(store, 1, "n", Path("/dev/full"))
+    for step in (1, 2):
+        metrics.write("step", step=step)
+    metrics.flush()
+    metrics.close()
+    assert len(lines_in(store)) == 2

@@ -58,7 +58,7 @@ def own_share(capture: LiveState, rank: int) -> LiveState:
     slices: dict[str, dict[str, Any]] = {}
     for part, tensors in capture.tensors.items():
         stem = f"{part}.rank-{rank:04d}"
-        mine = files.setdefault(stem, {})
+        files[stem] = {}
         about = slices.setdefault(part, {})
         for name, tensor in tensors.items():
             offset, local = local_slice(tensor)
@@ -68,8 +68,10 @@ def own_share(capture: LiveState, rank: int) -> LiveState:
                 "slices": [],
             }
             if _is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
-                mine[name] = local.detach()
-                own = Slice(file=f"{stem}.safetensors", offset=offset, shape=tuple(local.shape))
+                # What every rank needs is in a file of its own, which is small.
+                file = stem if is_sharded(tensor) else f"{part}.whole"
+                files.setdefault(file, {})[name] = local.detach()
+                own = Slice(file=f"{file}.safetensors", offset=offset, shape=tuple(local.shape))
                 about[name]["slices"].append(asdict(own))
     state = capture.state if rank == 0 else {}
     return replace(capture, tensors=files, state={**state, SLICES: slices})

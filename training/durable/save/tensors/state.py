@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 import torch
 from torch import Tensor
 
+from contract.errors import UserError
 from contract.keys import checkpoint_prefix
 from training.durable.errors import DivergedError, Divergence
 from training.durable.record.head import step_of
@@ -96,8 +97,9 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     stop = 0
     for name, tensor in ordered:
         if tensor.dtype not in _CODES or tensor.layout != torch.strided:
-            raise TypeError(
-                f"{name}: safetensors cannot store a {tensor.layout} tensor of {tensor.dtype}"
+            raise UserError(
+                f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which no checkpoint can "
+                "hold; use another type, or persistent=False for a buffer that need not be kept"
             )
         start, stop = stop, stop + tensor.numel() * tensor.element_size()
         record[name] = {
@@ -353,6 +355,7 @@ class HostCopies:
     def prepare(self, live: LiveState) -> None:
         """Allocate the memory of the first copy in a thread, which `copy` waits for."""
         if self._preparing is None and not self._copies:
+            live.files  # noqa: B018 - what no file can hold is refused here, not in the thread
             self._preparing = threading.Thread(target=self._prepare, args=(live,), daemon=True)
             self._preparing.start()
 
@@ -390,6 +393,8 @@ def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
 def _find_nan(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN (infinities may be intended, as in masks)."""
     for name, tensor in tensors.items():
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.detach().resolve_conj())
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         if tensor.element_size() == 1:

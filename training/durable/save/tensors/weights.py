@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import logging
+import os
 import pickle
 import tempfile
 from collections.abc import Mapping
@@ -220,6 +221,9 @@ def export_final(
     path = scratch / "final.safetensors"
     with path.open("wb") as file:
         file.truncate(layout.size)
+        if layout.size and hasattr(os, "posix_fallocate"):
+            # Else a full disk is no error here, but a SIGBUS where the memory is written.
+            os.posix_fallocate(file.fileno(), 0, layout.size)
     block = torch.from_file(str(path), shared=True, size=layout.size, dtype=torch.uint8)
     tensors = {place.name: tensor_at(block, place) for place in layout.spans}
 

@@ -96,6 +96,8 @@ def test_a_nan_is_found_and_an_infinity_is_not() -> None:
     mask = torch.tensor([0.0, float("-inf")])
     assert _find_nan({"mask": mask, "ids": torch.tensor([1])}) is None
     assert _find_nan({"mask": mask, "w": torch.tensor([float("nan")])}) == "w"
+    for bad in (complex(1, float("nan")), complex(float("nan"), 1)):
+        assert _find_nan({"mask": mask, "w": torch.tensor([bad]).conj()}) == "w"
 
 
 def test_the_weights_hash_sees_names_shapes_types_and_bits() -> None:

@@ -105,6 +105,7 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
     assert sorted(file.name for file in entry.files) == [
         "model.rank-0000.safetensors",
         "model.rank-0001.safetensors",
+        "model.whole.safetensors",  # what is not sharded
         "state.json",
     ]
     snapshot = CheckpointContent.read(store, entry)
@@ -117,6 +118,29 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
     flip(tmp_path / "run" / "checkpoints" / entry.name / "model.rank-0001.safetensors", -1)
     with pytest.raises(DamagedCheckpointError, match=r"rank-0001\.safetensors does not match"):
         CheckpointContent.read(store, entry)
+
+
+def read_on_two(world: World, root: Path) -> None:
+    read, read_into = [], FolderStore.read_into
+
+    def note(store: FolderStore, key: str, start: int, data: memoryview) -> None:
+        read.append(key.rpartition("/")[2])
+        read_into(store, key, start, data)
+
+    FolderStore.read_into = note  # type: ignore[method-assign]
+    empty = {name: torch.zeros_like(tensor) for name, tensor in whole_tensors().items()}
+    newest(root, world).fill({"model": distributed(empty, world)})
+    others = f"model.rank-{1 - world.rank:04d}.safetensors"
+    assert "model.whole.safetensors" in read and others not in read, read
+
+
+def test_as_many_ranks_as_wrote_it_read_their_own_shares_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0's had what is not sharded, such as Adam's steps, so that each rank read it."""
+    monkeypatch.delitem(PLACEMENTS[2], "replicated")  # as FSDP's are: a plain tensor
+    on_ranks(2, tmp_path, write)
+    on_ranks(2, tmp_path, read_on_two)
 
 
 def write_with_a_nan(world: World, root: Path) -> None:

@@ -1,6 +1,8 @@
 """Checkpoints written by several ranks are read by every command, and can start other runs."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +75,20 @@ def test_an_extended_run_goes_on_where_it_finished(
         last = {step: loss for step, _, loss, _ in extended.losses()}
         assert list(last) == [25, 26, 27, 28]
         assert last == pytest.approx({step: whole[step] for step in last}, rel=1e-9, abs=1e-9)
+
+
+def test_fails_in_one_line_if_the_disk_cannot_hold_the_final_weights(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A write to the memory of a file without disk space is a SIGBUS, at each start again."""
+    allocate = os.posix_fallocate
+
+    def refuse(file: int, offset: int, length: int) -> None:
+        if Path(f"/proc/self/fd/{file}").readlink().name == "final.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(file, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    run.options = ["--override=epochs=1"]
+    assert run.attempt() == 4
+    assert "the disk is full; free some space" in capfd.readouterr().err
