@@ -61,7 +61,8 @@ class SweepObjects:
         if answer is None:
             return None
         self._etags[key] = answer["ETag"]
-        return answer["Body"].read()
+        data: bytes = answer["Body"].read()
+        return data
 
     def write(self, key: str, data: bytes) -> None:
         """Write an entire object, unless another has written it since it was read here."""

@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from contract.cleared_folder import cleared_folder
 from contract.errors import Exit, UserError
@@ -158,12 +157,7 @@ class _EventFiles:
     def __enter__(self) -> "_EventFiles":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Ctrl-C may have come while the writer's queue was locked: closing would wait for it.
         if kind is not KeyboardInterrupt:
             self._writer.close()

@@ -37,37 +37,28 @@ from training.workloads.growth.model import LanguageModel
 
 _ROUTER = "blocks.*.ffn.router"  # the modules whose outputs are router logits
 
+# What a module's weight computes, its bias has, too.
+_MODULES = {
+    "final_norm.": "width",
+    "blocks.*.attention_norm.": "width",
+    "blocks.*.attention.query.": "heads <- width",
+    "blocks.*.attention.key.": "heads <- width",
+    "blocks.*.attention.value.": "heads <- width",
+    "blocks.*.attention.output.": "+width <- heads",
+    "blocks.*.ffn_norm.": "width",
+    "blocks.*.ffn.up.": "hidden <- width",
+    "blocks.*.ffn.gate.": "hidden <- width",
+    "blocks.*.ffn.down.": "+width <- hidden",
+    "blocks.*.ffn.router.": "experts <- width",
+    "blocks.*.ffn.experts.up_": "experts hidden <- width",
+    "blocks.*.ffn.experts.gate_": "experts hidden <- width",
+    "blocks.*.ffn.experts.down_": "experts +width <- hidden",
+}
 _TENSORS = {
     "embedding.weight": "vocabulary width",
     "head.weight": "vocabulary <- width",
-    "final_norm.weight": "width",
-    "final_norm.bias": "width",
-    "blocks.*.attention_norm.weight": "width",
-    "blocks.*.attention_norm.bias": "width",
-    "blocks.*.attention.query.weight": "heads <- width",
-    "blocks.*.attention.query.bias": "heads",
-    "blocks.*.attention.key.weight": "heads <- width",
-    "blocks.*.attention.key.bias": "heads",
-    "blocks.*.attention.value.weight": "heads <- width",
-    "blocks.*.attention.value.bias": "heads",
-    "blocks.*.attention.output.weight": "+width <- heads",
-    "blocks.*.attention.output.bias": "+width",
-    "blocks.*.ffn_norm.weight": "width",
-    "blocks.*.ffn_norm.bias": "width",
-    "blocks.*.ffn.up.weight": "hidden <- width",
-    "blocks.*.ffn.up.bias": "hidden",
-    "blocks.*.ffn.gate.weight": "hidden <- width",
-    "blocks.*.ffn.gate.bias": "hidden",
-    "blocks.*.ffn.down.weight": "+width <- hidden",
-    "blocks.*.ffn.down.bias": "+width",
-    "blocks.*.ffn.router.weight": "experts <- width",
-    "blocks.*.ffn.router.bias": "experts",
-    "blocks.*.ffn.experts.up_weight": "experts hidden <- width",
-    "blocks.*.ffn.experts.up_bias": "experts hidden",
-    "blocks.*.ffn.experts.gate_weight": "experts hidden <- width",
-    "blocks.*.ffn.experts.gate_bias": "experts hidden",
-    "blocks.*.ffn.experts.down_weight": "experts +width <- hidden",
-    "blocks.*.ffn.experts.down_bias": "experts +width",
+    **{f"{name}weight": axes for name, axes in _MODULES.items()},
+    **{f"{name}bias": axes.partition(" <-")[0] for name, axes in _MODULES.items()},
 }
 
 
