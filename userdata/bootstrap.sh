@@ -34,8 +34,8 @@ first_bundle=$(json_field "$run/config.json" bundle_uri)
 if [[ -n $first_bundle && ${first_bundle##*/} != "${BUNDLE_URI##*/}" ]]; then
     step older-bundle bash userdata/steps/older_bundle.sh "$first_bundle"
     cd "$root/opt/training"
-    rm -rf bundle
-    mv bundle.new bundle
+    # shellcheck source=userdata/swap.sh
+    source bundle.next/swap.sh
     exec bash bundle/userdata/bootstrap.sh
 fi
 

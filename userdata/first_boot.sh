@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # The tail of the launch template's user data, verbatim: fetches the bundle that the stack names in
 # a parameter and starts its training-boot.service, which boots this machine now and after every
-# restart. If that cannot start, nothing else of ours runs, so this script reports it and ends the
-# machine itself.
+# restart. If that cannot start, nothing else of ours runs: this reports it and ends the machine.
 set -o errexit -o nounset -o pipefail
 
 root=${MACHINE_ROOT:-}
@@ -25,20 +24,24 @@ trap end_machine EXIT
 
 # First of all, as upgrades may be due at boot: the image's packages are kept, so none may replace
 # the driver mid-run, and needrestart leaves our services alone whatever is installed by hand.
-mkdir -p "$root/etc/apt/apt.conf.d" "$root/etc/needrestart/conf.d"
+mkdir -p "$root"/etc/{apt/apt.conf.d,needrestart/conf.d,systemd/system} \
+    "$root"/{opt,run,var/log}/training "$root/var/lib/cloud/scripts/per-boot"
 echo 'APT::Periodic::Enable "0";' >"$root/etc/apt/apt.conf.d/99-training.conf"
 echo "\$nrconf{override_rc}{qr(^(training|interruption-handler))} = 0;" \
     >"$root/etc/needrestart/conf.d/training.conf"
-mkdir -p "$root/opt/training" "$root/run/training" "$root/var/log/training"
 : >"$root/run/training/boot-started"
+# cloud-init runs user data once; after a power-off before the unit is enabled, this runs it again.
+boot=$root/etc/systemd/system/multi-user.target.wants/training-boot.service
+again=$root/var/lib/cloud/scripts/per-boot/training
+printf '#!/bin/bash\n[[ -e "%s" ]] || exec "%s"\n' "$boot" "$0" >"$again"
+chmod +x "$again" && sync "$again"
 
 set -o allexport
 # shellcheck source=/dev/null
 source "$root/etc/training/run.env"
 set +o allexport
-# The AWS CLI v1 of the AMI reads the region under this name only.
+# AWS CLI v1 reads the region only here, and by default asks the metadata once, for one second.
 export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
-# By default, a single one-second try at the metadata decides that there are no credentials.
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 
 # lack TEXT: ends the machine, whose image lacks what every boot needs.
@@ -53,24 +56,23 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
 cd "$root/opt/training"
 # Just after launch, the role's credentials or the network may not be available yet. A deploy of new
 # code also changes the parameter a moment before the role.
-attempts=${FETCH_ATTEMPTS:-6} seconds=2
+attempts=${FETCH_ATTEMPTS:-6} seconds=1
 parameter=${FLEET_PARAMETER:?is missing in /etc/training/run.env}
 parameter=${parameter%/*}/bundle-uri
 until BUNDLE_URI=$("$aws" ssm get-parameter --name "$parameter" --query Parameter.Value \
     --output text) && "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip; do
     ((attempts -= 1)) || exit 1
-    echo "again in $seconds s"
+    echo "again in $((seconds *= 2)) s"
     sleep $seconds
-    ((seconds *= 2))
 done
 echo "BUNDLE_URI=$BUNDLE_URI" >>"$root/etc/training/run.env"
 rm -rf bundle.new
 python3 -m zipfile -e bundle.zip bundle.new
 rm -rf bundle
 mv bundle.new bundle
-mkdir -p "$root/etc/systemd/system"
 cp bundle/userdata/units/*.service "$root/etc/systemd/system/"
 systemctl daemon-reload
+sync -f . # what is enabled must be on the disk
 systemctl enable training-boot.service
 # --no-block, because a unit may be ordered after the user data.
 systemctl start --no-block training-boot.service

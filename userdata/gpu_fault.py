@@ -7,10 +7,10 @@ program's fault. Exit status 0 with one sentence, or 1. Run: python3 -m userdata
 import contextlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 from userdata.machine import machine_path
 
@@ -18,6 +18,8 @@ KERNEL_LOG = "/dev/kmsg"
 TRAINING_LOG = "/var/log/training/training.log"
 TAIL_BYTES = 65_536
 RECORD_BYTES = 8192
+# Many times what nvidia-smi takes, and a process to end that was killed.
+SMI_SECONDS, END_SECONDS = 60.0, 10.0
 # https://docs.nvidia.com/deploy/xid-errors: a program cannot cause any of these.
 HARDWARE_XIDS = {
     46: "stopped processing",
@@ -78,10 +80,22 @@ def rows_fault() -> str | None:
     """Return which GPU has broken memory rows that await its reset or have no spare left."""
     command = ["nvidia-smi", f"--query-remapped-rows={','.join(ROWS)}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
+        process = Popen(command, stdout=PIPE, stderr=DEVNULL, text=True)
+    except OSError:
+        return None
+    # Not `run`, which would wait without a limit for the process that it has killed. One that ends
+    # then was only slow.
+    for seconds in (SMI_SECONDS, END_SECONDS):
+        try:
+            rows, _ = process.communicate(timeout=seconds)
+            break
+        except TimeoutExpired:
+            process.kill()
+    else:
+        return "a GPU of this machine failed: nvidia-smi hangs in the kernel, which cannot end it"
+    if process.returncode != 0:
         return None  # No GPU, or none that nvidia-smi can query: torch says what is wrong.
-    for line in done.stdout.splitlines():
+    for line in rows.splitlines():
         gpu, *is_so = (part.strip() for part in line.split(","))
         for value, what in zip(is_so, ("wait for its reset", "have no spare left"), strict=False):
             if value in ("1", "Yes"):

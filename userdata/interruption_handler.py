@@ -5,6 +5,7 @@ It neither saves nor stops anything itself, and uses only the standard library. 
 python3 -m userdata.interruption_handler
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -48,7 +49,7 @@ class InterruptionHandler:
             self._pass_notice(action)
             return True
         if rebalance is not None:
-            self._pass_rebalance(rebalance)
+            self._pass("rebalance", rebalance, {"recommendation": rebalance}, signal.SIGUSR2)
         return False
 
     def _parse(self, text: str) -> dict[str, str]:
@@ -70,24 +71,19 @@ class InterruptionHandler:
     def _pass_notice(self, action: dict[str, str]) -> None:
         if (self.folder / "stopping").exists():
             message = "expected: this machine itself sent the fleet to zero"
-            leave_event("notice-after-stop", "info", message=message, action=action["action"])
-            say(message)
+            tell("notice-after-stop", message, action=action["action"])
             return
-        notice = self.folder / "notice.json"
-        if not notice.exists():
-            self._write(notice, {**action, "received_at": now()})
-            message = f"{action['action']} at {action['time']}"
-            leave_event("notice", "info", message=message)
-            say(f"notice: {message}")
-        self._signal_once("notice-signaled", signal.SIGUSR1)
+        self._pass("notice", f"{action['action']} at {action['time']}", action, signal.SIGUSR1)
 
-    def _pass_rebalance(self, text: str) -> None:
-        recommendation = self.folder / "rebalance.json"
-        if not recommendation.exists():
-            self._write(recommendation, {"recommendation": text, "received_at": now()})
-            leave_event("rebalance", "info", message=text)
-            say(f"rebalance recommendation: {text}")
-        self._signal_once("rebalance-signaled", signal.SIGUSR2)
+    def _pass(self, name: str, text: str, record: dict[str, str], number: signal.Signals) -> None:
+        path = self.folder / f"{name}.json"
+        is_new = not path.exists()
+        if is_new:
+            self._write(path, {**record, "received_at": now()})
+        self._signal_once(f"{name}-signaled", number)
+        # Last, as both write to the root volume, which may be full or broken.
+        if is_new:
+            tell(name, text)
 
     def _signal_once(self, name: str, number: signal.Signals) -> None:
         mark = self.folder / name
@@ -123,9 +119,18 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def tell(name: str, message: str, **fields: str) -> None:
+    """Leave an event, if that is possible, and print it."""
+    with contextlib.suppress(OSError):
+        leave_event(name, "info", message=message, **fields)
+    say(f"{name}: {message}")
+
+
 def say(text: str) -> None:
-    """Print one line for the service's log."""
-    print(f"{now()} {text}", flush=True)
+    """Print one line for the service's log, if that is possible."""
+    # Not `print`, whose buffer would fail again at exit.
+    with contextlib.suppress(OSError):
+        os.write(1, f"{now()} {text}\n".encode())
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 # Run by training.service: turns run.env into the trainer's command line and becomes the trainer.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
+# A signal would kill the trainer before it has a handler; later it checks for the notice file.
+trap '' USR1 USR2
 
 if [[ -e $run/notice.json ]]; then
     echo "this machine has received a Spot notice: training does not start"
@@ -50,8 +52,6 @@ for option in $TRAINER_OPTIONS; do
 done
 # This run goes on: a notice is none that an end of it has caused.
 rm -f "$run/stopping" "$run/given-up"
-# A signal would kill the trainer before it has a handler; later it checks for the notice file.
-trap '' USR1 USR2
 export PYTHONPATH=$PWD:$packages
 # exec makes the trainer the unit's main process, which gets the signals.
 exec "$PYTHON" -m training "$@" \

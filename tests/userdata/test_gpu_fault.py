@@ -1,9 +1,14 @@
 """Which failures are a GPU's: by the kernel's log, and by the trainer's last lines."""
 
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.userdata.rig import install
+from userdata import gpu_fault
 from userdata.gpu_fault import KERNEL_LOG, TRAINING_LOG, find_fault, main
 
 
@@ -62,6 +67,45 @@ def test_memory_that_waits_for_a_reset_is_a_fault(
     (root / "bin/nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(root / "bin"), prepend=":")
     assert find_fault() == (fault and f"GPU 00000000:00:1E.0 of this machine failed: {fault}")
+
+
+@pytest.mark.parametrize(
+    ("can_be_killed", "fault"),
+    [
+        (True, None),
+        (
+            False,
+            "a GPU of this machine failed: nvidia-smi hangs in the kernel, which cannot end it",
+        ),
+    ],
+    ids=["slow", "hangs"],
+)
+def test_an_nvidia_smi_that_not_even_the_kernel_can_end_is_a_fault(
+    root: Path, can_be_killed: bool, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(root / "bin/nvidia-smi", "#!/bin/sh\nexec sleep 20\n")
+    monkeypatch.setenv("PATH", str(root / "bin"), prepend=":")
+    monkeypatch.setattr(gpu_fault, "SMI_SECONDS", 0.2)
+    monkeypatch.setattr(gpu_fault, "END_SECONDS", 0.2)
+    started: list[subprocess.Popen[str]] = []
+
+    class Process(subprocess.Popen[str]):
+        """One that may survive its kill."""
+
+        def kill(self) -> None:
+            started.append(self)
+            if can_be_killed:
+                super().kill()
+
+    monkeypatch.setattr(gpu_fault, "Popen", Process)
+    before = time.monotonic()
+    try:
+        assert find_fault() == fault
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    assert time.monotonic() - before < 10
 
 
 def test_hardware_xids_are_a_fault_and_those_of_programs_are_not(root: Path) -> None:

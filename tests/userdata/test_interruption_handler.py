@@ -1,13 +1,16 @@
 """The handler against a metadata service, with a systemctl that writes down how it is called."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
-from tests.userdata.rig import install
+from tests.userdata.rig import REPOSITORY, install
 from userdata.interruption_handler import InterruptionHandler
 from userdata.metadata import InstanceMetadata, MetadataError
 
@@ -75,6 +78,22 @@ def test_a_notice_is_told_once_even_by_a_restarted_handler(
     assert notice["action"] == "terminate"
 
 
+def test_a_notice_is_signaled_where_nothing_can_be_written_to_the_root_volume(
+    server: MetadataServer, root: Path
+) -> None:
+    (root / "var").write_text("no folder can be made here")
+    server.notice(120)
+    with Path("/dev/full").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-m", "userdata.interruption_handler"],
+            cwd=REPOSITORY,
+            env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.endpoint},
+            stdout=log,
+            check=True,
+        )
+    assert calls(root) == ["kill --kill-whom=main --signal=SIGUSR1 training.service"]
+
+
 def test_a_recommendation_that_comes_with_the_notice_is_not_told(
     server: MetadataServer, clock: Clock, root: Path
 ) -> None:
@@ -109,7 +128,7 @@ def test_a_token_that_the_service_forgot_is_renewed(server: MetadataServer, cloc
 
 
 def test_a_service_that_does_not_answer_is_asked_again(
-    server: MetadataServer, clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+    server: MetadataServer, clock: Clock, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = handler_of(server, clock)
     server.notice(120)
@@ -118,7 +137,7 @@ def test_a_service_that_does_not_answer_is_asked_again(
     assert not handler.poll()
     handler.metadata.endpoint = endpoint
     assert handler.poll()
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert len([line for line in lines if "trouble, retrying" in line]) == 1
     assert any("the metadata service responds again" in line for line in lines)
 

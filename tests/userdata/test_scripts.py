@@ -48,6 +48,8 @@ def test_every_program_that_a_unit_starts_exists() -> None:
     for unit in load_units(USERDATA / "units").values():
         for command in (unit.exec_start, *unit.exec_stop_post):
             name = command[-1].replace(".", "/") + ".py" if "-m" in command else command[1]
+            if name == "-ec":
+                name = command[2].split()[-1]
             name = name.removeprefix("bundle/")
             assert (REPOSITORY / name).exists(), name
 

@@ -226,6 +226,14 @@ def test_the_trainer_never_starts_where_a_gpu_waits_for_its_reset(root: Path) ->
     )
 
 
+def test_a_signal_while_the_gpus_are_checked_does_not_end_the_start(root: Path) -> None:
+    signal = "read -r _ _ _ bash _ </proc/$PPID/stat; kill -USR1 $bash; kill -USR2 $bash"
+    install(root / "bin/nvidia-smi", f"#!/bin/bash\n{signal}\n")
+    mount_volume(root)
+    done = run_script(root, "userdata/run_training.sh", PYTHON="/bin/echo")
+    assert (done.returncode, done.stdout[:16]) == (0, "-m training run ")
+
+
 def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
     root: Path, tmp_path: Path
 ) -> None:

@@ -77,3 +77,7 @@ def test_every_unit_has_its_exposure() -> None:
 @pytest.mark.parametrize("name", ["training-boot.service", "training.service"])
 def test_what_uses_gpus_starts_after_nvswitch_is_set_up(name: str) -> None:
     assert "nvidia-fabricmanager.service" in load_units(UNITS)[name].after
+
+
+def test_at_shutdown_the_data_volume_stays_mounted_until_the_trainer_has_saved() -> None:
+    assert "data.mount" in load_units(UNITS)["training.service"].after

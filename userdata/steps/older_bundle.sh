@@ -11,5 +11,9 @@ sed "s|^BUNDLE_URI=.*|BUNDLE_URI=$1|" "$root/etc/training/run.env" >"$run/run.en
 python3 -m userdata.older_bundle "$run/run.env" "$folder/bundle.zip"
 rm -rf "$folder/bundle.new"
 python3 -m zipfile -e "$folder/bundle.zip" "$folder/bundle.new"
-mv "$run/run.env" "$root/etc/training/run.env"
+mv "$run/run.env" "$folder/bundle.new/run.env"
+cp userdata/swap.sh "$folder/bundle.new/swap.sh"
+sync -f "$folder"
+# From here on, a power-off changes nothing: if it is still there, the next boot takes it over.
+mv "$folder/bundle.new" "$folder/bundle.next"
 echo "run $RUN_ID continues with the bundle it started with: $1"
