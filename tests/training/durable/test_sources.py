@@ -1,12 +1,15 @@
 """What users bring is found with its classes and splits; what cannot be used is named."""
 
+import errno
 import io
 import logging
+import os
 import shutil
 import tarfile
 import unicodedata
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +68,26 @@ def test_folders_may_be_links_but_not_to_what_they_are_in(tmp_path: Path) -> Non
     assert rows(ImportSource(own, tmp_path).files()) == EXPECTED
     (kept / "all").symlink_to(own)
     with pytest.raises(UserError, match="dogs/all is a link to a folder that contains it"):
+        ImportSource(own, tmp_path).files()
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_a_folder_that_cannot_be_listed_is_no_missing_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_archive: bool
+) -> None:
+    own, scandir = tmp_path / "own", os.scandir
+    if not is_archive:
+        fill(own)
+    for name in ("cats", "dogs") if is_archive else ():
+        packed(own / f"{name}/1.tar", {"1.npy": b"x"})
+
+    def scan(path: Path) -> Any:
+        if Path(path).name == "dogs":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(UserError, match="own/dogs cannot be listed: Input/output error; make it"):
         ImportSource(own, tmp_path).files()
 
 
