@@ -402,7 +402,8 @@ class _Queue:
     """The parts of the missing files, those of one file together, in the order of the reads."""
 
     def __init__(self, missing: Sequence[Entry], out: Path, count: _Count) -> None:
-        self._left = {entry["name"]: entry for entry in missing}
+        # Backwards: the end of a dict is found at once, its front only past all that has gone.
+        self._left = {entry["name"]: entry for entry in reversed(missing)}
         self._out, self._count = out, count
         self._reads = AppendedLines(out / READS)
         self._first: deque[str] = deque()
@@ -440,7 +441,7 @@ class _Queue:
         while self._first:
             if (entry := self._left.pop(self._first.popleft(), None)) is not None:
                 return entry
-        return self._left.pop(next(iter(self._left)))
+        return self._left.popitem()[1]
 
 
 class _ArrivingFile:
