@@ -9,6 +9,7 @@ import csv
 import hashlib
 import logging
 import math
+import os
 import re
 import secrets
 import shutil
@@ -457,6 +458,7 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 f"{table} has no column {missing!r}; its first line must name the columns file, "
                 "class (or path, label) and, optionally, split"
             )
+        lines = dict[str, int]()
         for row in rows:
             where = f"{table}, line {rows.line_num}"
             name, label, split = (row.get(key) or "" for key in (*columns, "split"))
@@ -471,6 +473,10 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 raise UserError(
                     f"{where}: the file {str(path)!r} does not exist; paths are relative to the CSV"
                 )
+            # Twice it might be of two classes, or be learned from and tested on.
+            line = lines.setdefault(os.path.normpath(there), rows.line_num)
+            if line != rows.line_num:
+                raise UserError(f"{where}: {name} is in line {line}, too; list each file once")
             if not label:
                 raise UserError(f"{where}: {name} has no class; name one")
             split = splits_of([split]).get(split, split)

@@ -125,11 +125,15 @@ def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
         ("", "has no column 'file'"),
         ("file,class\na/3.npy,cats\n", r"line 2: the file .*a/3\.npy"),
         ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
+        ("file,class\na/1.npy,cats\n./a/1.npy,dogs\n", r"line 3: \./a/1\.npy is in line 2, too; "),
+        ("file,class\na/1.npy,cats\na/2.npy,dogs\na/1.npy,cats\n", "line 4: .*; list each file"),
         ("file,class,split\na/1.npy,cats,part\n", "line 2: split is 'part'; use one of train, "),
         ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
     ],
 )
-def test_fails_for_a_table_that_says_too_little(tmp_path: Path, table: str, message: str) -> None:
+def test_fails_for_a_table_that_says_too_little_or_too_much(
+    tmp_path: Path, table: str, message: str
+) -> None:
     own = fill(tmp_path / "own", ("a/1.npy", "a/2.npy"))
     (own / "table.csv").write_text(table)
     with pytest.raises(UserError, match=message):
