@@ -44,6 +44,7 @@ from training.durable.store.local_dataset import (
     compared_in,
     for_each_file,
     is_programs_own,
+    left_behind,
     list_files,
     manifest_of,
     no_progress,
@@ -169,11 +170,14 @@ class StoredDataset:
         if any(out.iterdir()) and not any((out / own).exists() for own in (MANIFEST, ARRIVING)):
             for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
                 raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
+        gone = left_behind(out, files)
         # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
         write_whole(out / ARRIVING, manifest)
         with syncing(out):
             UnfinishedFile.sweep(out)
             write_whole(out / ARRIVING, manifest)
+            with writing(out):
+                FolderOutput(out).delete(gone)
             begun()
             fetched = fetch_missing(store, files, out, progress)
             (out / READS).unlink(missing_ok=True)

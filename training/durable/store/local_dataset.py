@@ -407,6 +407,19 @@ def _is_left_unfinished(folder: Path) -> bool:
     )
 
 
+def left_behind(folder: Path, files: Iterable[Entry]) -> list[str]:
+    """Return what the last sync brought, `files` lack and nobody has changed.
+
+    Nothing where a sync was not finished, or is the first: what was made there stays.
+    """
+    before, names = list[Entry](), {entry["name"] for entry in files}
+    if (folder / _LOCK).exists() and not (folder / ARRIVING).exists():
+        with contextlib.suppress(OSError, UserError):
+            before = parse_manifest((folder / MANIFEST).read_bytes(), "")["files"]
+    holds = VerifiedFiles(folder).holds
+    return [e["name"] for e in before if e["name"] not in names and holds(e)]
+
+
 def _checked(folder: Path, verified: VerifiedFiles, entry: Entry, *, again: bool) -> bool:
     file = folder / entry["name"]
     if verified.verify(entry, again=again):
