@@ -529,7 +529,7 @@ class _ArrivingFile:
             # Not a UserError: a machine with failing memory or a failing disk finds the same.
             different = StoreError(
                 f"{store.uri}/{self.entry['name']} does not match its checksum in the manifest; "
-                "if another machine finds the same, upload it again"
+                "if another machine finds the same, copy it there again: uploads take it for sent"
             )
             raise self._explained(store, different)
 
