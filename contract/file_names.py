@@ -1,6 +1,11 @@
-"""Files that people bring: which are hidden, when two names are one, and what HEIC begins with."""
+"""Files that people bring: where they are, which are hidden, when two names are one, and HEIC."""
 
+import os
 import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+from contract.errors import UserError
 
 # Brands of ISO/IEC 23008-12, annex B: images in HEVC, after the four bytes "ftyp".
 HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
@@ -17,3 +22,22 @@ def composed(name: str) -> str:
     A Mac decomposes them.
     """
     return unicodedata.normalize("NFC", name)
+
+
+def walked(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each folder with its folders, which may be pruned, and its files; follow links.
+
+    UserError for a folder that cannot be listed, or is a link to one that contains it.
+    """
+    for folder, folders, names in os.walk(root, onerror=_refuse, followlinks=True):
+        yield folder, folders, names
+        for path in (Path(folder, name) for name in folders):
+            if path.is_symlink() and path.resolve() in [up.resolve() for up in path.parents]:
+                raise UserError(f"{path} is a link to a folder that contains it; delete it")
+
+
+def _refuse(error: OSError) -> None:
+    # os.walk would skip the folder, and the files in it would seem not to exist.
+    where = str(error.filename)
+    if not where.endswith("/lost+found") and not isinstance(error, FileNotFoundError):
+        raise UserError(f"{where} cannot be listed: {error.strerror}; make it readable")

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,8 +97,9 @@ class FolderOutput(Output):
     def delete(self, names: Iterable[str]) -> None:
         for path in [self._folder / name for name in names]:
             path.unlink(missing_ok=True)
-            if path.parent != self._folder and not any(path.parent.iterdir()):
-                path.parent.rmdir()
+            if path.parent != self._folder:
+                with suppress(OSError):  # a folder that is not empty, as that of the dataset
+                    os.removedirs(path.parent)
 
 
 @contextmanager

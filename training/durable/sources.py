@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from contract.errors import UserError
-from contract.file_names import composed, is_visible
+from contract.file_names import composed, is_visible, walked
 from contract.keys import SPLITS
 
 _log = logging.getLogger(__name__)
@@ -438,16 +438,12 @@ def _has_columns(table: Path) -> bool:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each visible folder and its files; follow links, but refuse one to a parent folder."""
-    for folder, folders, names in os.walk(root, followlinks=True):
+    """Yield each visible folder and its files."""
+    for folder, folders, names in walked(root):
         # The model would lack the class of a folder that was left empty by mistake.
         if not folders and not names and Path(folder) != root:
             raise UserError(f"{folder} is empty; add files, or delete it")
         folders[:] = filter(is_visible, folders)
-        for name in folders:
-            path = Path(folder, name)
-            if path.is_symlink() and path.resolve() in [up.resolve() for up in path.parents]:
-                raise UserError(f"{path} is a link to a folder that contains it; delete it")
         yield folder, names
 
 
@@ -462,6 +458,7 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 f"{table} has no column {missing!r}; its first line must name the columns file, "
                 "class (or path, label) and, optionally, split"
             )
+        lines = dict[str, int]()
         for row in rows:
             where = f"{table}, line {rows.line_num}"
             name, label, split = (row.get(key) or "" for key in (*columns, "split"))
@@ -476,6 +473,10 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 raise UserError(
                     f"{where}: the file {str(path)!r} does not exist; paths are relative to the CSV"
                 )
+            # Twice it might be of two classes, or be learned from and tested on.
+            line = lines.setdefault(os.path.normpath(there), rows.line_num)
+            if line != rows.line_num:
+                raise UserError(f"{where}: {name} is in line {line}, too; list each file once")
             if not label:
                 raise UserError(f"{where}: {name} has no class; name one")
             split = splits_of([split]).get(split, split)
@@ -495,7 +496,7 @@ def _archives_unpacked(root: Path, scratch: Path, *, is_ours: bool) -> Path:
     Each is unpacked to a folder of its name, or of the split that it alone is named like.
     """
     archives, beside = list[Path](), list[str]()
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in walked(root):
         folders[:] = sorted(filter(is_visible, folders))
         for path in (Path(folder, name) for name in sorted(filter(is_visible, names))):
             if path.name.endswith((".zip", *_TAR)):

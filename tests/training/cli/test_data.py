@@ -25,6 +25,18 @@ from training.workload import Progress, Workload
 from training.workloads.imagenet.imagenet_workload import IMAGENET
 
 
+def unlistable(name: str, code: int = errno.EACCES) -> Any:
+    """os.scandir, but for folders of this name: root may list what permissions forbid."""
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if Path(path).name == name:
+            raise OSError(code, os.strerror(code), str(path))
+        return scandir(path)
+
+    return scan
+
+
 def test_a_programs_folder_is_uploaded_as_it_is_and_again_as_it_became(tmp_path: Path) -> None:
     folder, bucket = tmp_path / "data", tmp_path / "bucket"
     (folder / "train").mkdir(parents=True)
@@ -41,6 +53,33 @@ def test_a_programs_folder_is_uploaded_as_it_is_and_again_as_it_became(tmp_path:
         "train/a.csv": 5,
     }
     assert (bucket / "train/a.csv").read_text() == "1,2,3"
+
+
+def test_an_upload_follows_links_and_refuses_folders_that_it_cannot_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, kept, bucket = tmp_path / "data", tmp_path / "kept", tmp_path / "bucket"
+    for path in (folder, kept):
+        path.mkdir()
+    (kept / "a.csv").write_text("1,2")
+    (folder / "train").symlink_to(kept)
+    (folder / "gone").symlink_to(tmp_path / "nothing")
+    upload = ["data", "upload", str(folder), "--dataset-uri", str(bucket)]
+    assert main(upload) == 0
+    manifest = json.loads((bucket / "manifest.json").read_text())
+    assert [file["name"] for file in manifest["files"]] == ["train/a.csv"]
+    assert (bucket / "train/a.csv").read_text() == "1,2"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", unlistable("train"))
+        assert main(upload) == 2
+    assert f"{folder}/train cannot be listed: Permission denied; " in capsys.readouterr().err
+    (folder / "lost+found").mkdir()  # at the root of each disk, and root's alone
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", unlistable("lost+found"))
+        assert main(upload) == 0
+    (kept / "all").symlink_to(folder)
+    assert main(upload) == 2
+    assert "train/all is a link to a folder that contains it" in capsys.readouterr().err
 
 
 def test_an_upload_writes_nothing_into_a_programs_folder(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """What users bring is found with its classes and splits; what cannot be used is named."""
 
+import errno
 import io
 import logging
+import os
 import shutil
 import tarfile
 import unicodedata
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +71,26 @@ def test_folders_may_be_links_but_not_to_what_they_are_in(tmp_path: Path) -> Non
         ImportSource(own, tmp_path).files()
 
 
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_a_folder_that_cannot_be_listed_is_no_missing_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_archive: bool
+) -> None:
+    own, scandir = tmp_path / "own", os.scandir
+    if not is_archive:
+        fill(own)
+    for name in ("cats", "dogs") if is_archive else ():
+        packed(own / f"{name}/1.tar", {"1.npy": b"x"})
+
+    def scan(path: Path) -> Any:
+        if Path(path).name == "dogs":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(UserError, match="own/dogs cannot be listed: Input/output error; make it"):
+        ImportSource(own, tmp_path).files()
+
+
 def test_files_without_classes(tmp_path: Path) -> None:
     own = fill(tmp_path / "own", ("train/1.txt", "val/2.txt"))
     files = ImportSource(own, tmp_path).files()
@@ -102,11 +125,15 @@ def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
         ("", "has no column 'file'"),
         ("file,class\na/3.npy,cats\n", r"line 2: the file .*a/3\.npy"),
         ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
+        ("file,class\na/1.npy,cats\n./a/1.npy,dogs\n", r"line 3: \./a/1\.npy is in line 2, too; "),
+        ("file,class\na/1.npy,cats\na/2.npy,dogs\na/1.npy,cats\n", "line 4: .*; list each file"),
         ("file,class,split\na/1.npy,cats,part\n", "line 2: split is 'part'; use one of train, "),
         ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
     ],
 )
-def test_fails_for_a_table_that_says_too_little(tmp_path: Path, table: str, message: str) -> None:
+def test_fails_for_a_table_that_says_too_little_or_too_much(
+    tmp_path: Path, table: str, message: str
+) -> None:
     own = fill(tmp_path / "own", ("a/1.npy", "a/2.npy"))
     (own / "table.csv").write_text(table)
     with pytest.raises(UserError, match=message):

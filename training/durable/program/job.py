@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from contract.errors import Exit, UserError
+from contract.file_names import walked
 from contract.keys import DATASET_FILES, MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
@@ -243,7 +244,7 @@ def _fingerprint(folder: Path, store: Store) -> str:
     What has come since, such as a program's index beside its data, makes no difference.
     """
     lines = set[str]()
-    for below, _, names in os.walk(folder):
+    for below, _, names in walked(folder):
         # A dangling link is not a file, as for an upload; an index is the program's own.
         data = (name for name in names if not fnmatch(name, "*.cache"))
         for path in filter(Path.is_file, (Path(below, name) for name in data)):

@@ -44,6 +44,7 @@ from training.durable.store.local_dataset import (
     compared_in,
     for_each_file,
     is_programs_own,
+    left_behind,
     list_files,
     manifest_of,
     no_progress,
@@ -169,11 +170,14 @@ class StoredDataset:
         if any(out.iterdir()) and not any((out / own).exists() for own in (MANIFEST, ARRIVING)):
             for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
                 raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
+        gone = left_behind(out, files)
         # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
         write_whole(out / ARRIVING, manifest)
         with syncing(out):
             UnfinishedFile.sweep(out)
             write_whole(out / ARRIVING, manifest)
+            with writing(out):
+                FolderOutput(out).delete(gone)
             begun()
             fetched = fetch_missing(store, files, out, progress)
             (out / READS).unlink(missing_ok=True)
@@ -402,7 +406,8 @@ class _Queue:
     """The parts of the missing files, those of one file together, in the order of the reads."""
 
     def __init__(self, missing: Sequence[Entry], out: Path, count: _Count) -> None:
-        self._left = {entry["name"]: entry for entry in missing}
+        # Backwards: the end of a dict is found at once, its front only past all that has gone.
+        self._left = {entry["name"]: entry for entry in reversed(missing)}
         self._out, self._count = out, count
         self._reads = AppendedLines(out / READS)
         self._first: deque[str] = deque()
@@ -440,7 +445,7 @@ class _Queue:
         while self._first:
             if (entry := self._left.pop(self._first.popleft(), None)) is not None:
                 return entry
-        return self._left.pop(next(iter(self._left)))
+        return self._left.popitem()[1]
 
 
 class _ArrivingFile:
@@ -524,7 +529,7 @@ class _ArrivingFile:
             # Not a UserError: a machine with failing memory or a failing disk finds the same.
             different = StoreError(
                 f"{store.uri}/{self.entry['name']} does not match its checksum in the manifest; "
-                "if another machine finds the same, upload it again"
+                "if another machine finds the same, copy it there again: uploads take it for sent"
             )
             raise self._explained(store, different)
 

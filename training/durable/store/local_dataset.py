@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from contract.errors import UserError
+from contract.file_names import walked
 from contract.keys import MANIFEST, UNFINISHED
 from contract.program import WORKLOAD as PROGRAM
 from contract.source import NOT_TEXT
@@ -346,7 +347,8 @@ def list_files(
 ) -> bytes:
     """Return the content of a manifest.json of every file in `folder`; write nothing there."""
     own = [folder / name for name in (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)]
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p not in own)
+    found = (Path(below, name) for below, _, names in walked(folder) for name in names)
+    paths = sorted(path for path in found if path.is_file() and path not in own)
     if not paths:
         raise UserError(f"{folder} contains no files; put the dataset's files there")
     for path in paths:
@@ -403,6 +405,19 @@ def _is_left_unfinished(folder: Path) -> bool:
         and not (folder / MANIFEST).is_file()
         and not is_syncing(folder)
     )
+
+
+def left_behind(folder: Path, files: Iterable[Entry]) -> list[str]:
+    """Return what the last sync brought, `files` lack and nobody has changed.
+
+    Nothing where a sync was not finished, or is the first: what was made there stays.
+    """
+    before, names = list[Entry](), {entry["name"] for entry in files}
+    if (folder / _LOCK).exists() and not (folder / ARRIVING).exists():
+        with contextlib.suppress(OSError, UserError):
+            before = parse_manifest((folder / MANIFEST).read_bytes(), "")["files"]
+    holds = VerifiedFiles(folder).holds
+    return [e["name"] for e in before if e["name"] not in names and holds(e)]
 
 
 def _checked(folder: Path, verified: VerifiedFiles, entry: Entry, *, again: bool) -> bool:

@@ -36,6 +36,7 @@ from training.workloads.detection.image_files import (
     NamedImages,
     is_file,
     upright_size,
+    visible_files,
 )
 from training.workloads.detection.other_formats import convert
 
@@ -508,7 +509,7 @@ def _roots_below(folder: Path, files: list[str]) -> list[Path]:
     """Return the folders, anywhere below `folder`, to which these files would be relative."""
     ends = {Path(composed(file)).parts for file in files}
     names = {end[-1] for end in ends if end}
-    found = (path for path in folder.rglob("*") if composed(path.name) in names)
+    found = (path for path in visible_files(folder) if composed(path.name) in names)
     roots = {
         path.parents[len(end) - 1]
         for path in found

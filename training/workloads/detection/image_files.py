@@ -22,7 +22,7 @@ from typing import NamedTuple
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from contract.errors import UserError
-from contract.file_names import HEIC, composed, is_visible
+from contract.file_names import HEIC, composed, is_visible, walked
 from training.durable import Tally
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
@@ -132,8 +132,11 @@ _UPLOAD = re.compile(r"[0-9a-f]{8}-(?=.)")
 
 def visible_files(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted, without hidden ones and a Mac's own."""
-    paths = sorted(folder.rglob("*"))
-    return [path for path in paths if is_visible(path.relative_to(folder).as_posix())]
+    found = list[Path]()
+    for below, folders, names in walked(folder):
+        folders[:] = filter(is_visible, folders)
+        found += (Path(below, name) for name in filter(is_visible, names))
+    return sorted(found)
 
 
 def is_file(path: Path) -> bool:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
@@ -419,7 +419,9 @@ def _listed(
     files: Sequence[SourceFile], lists: Sequence[Path]
 ) -> tuple[list[SourceFile], list[str]]:
     """Return the files in the lists, with their class and split, and the names without a file."""
-    by_stem = {composed(PurePosixPath(file.name).stem): file for file in files}
+    by_stem = defaultdict[str, list[SourceFile]](list)
+    for file in files:
+        by_stem[composed(PurePosixPath(file.name).stem)].append(file)
     found: dict[str, SourceFile] = {}
     missing: list[str] = []
     for path in lists:
@@ -428,16 +430,29 @@ def _listed(
         for stem, label, split in _entries(path):
             # A video that was cut may be named by its id alone, without the times.
             name = composed(stem)
-            file = by_stem.get(name) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", name))
-            if file is None:
+            called = by_stem.get(name) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", name))
+            if not called:
                 missing.append(stem)
-            else:
-                found[file.name] = replace(
-                    file, label=label or file.label, split=split, doubt="" if label else file.doubt
-                )
+                continue
+            file = _in_class(called, label, f"{path}: {stem}")
+            found[file.name] = replace(
+                file, label=label or file.label, split=split, doubt="" if label else file.doubt
+            )
     if not found:
         raise UserError(f"none of the files is in {', '.join(map(str, lists))}; check the lists")
     return sorted(found.values(), key=lambda file: file.name), missing
+
+
+def _in_class(files: Sequence[SourceFile], label: str | None, what: str) -> SourceFile:
+    """Return the one file, or of several the one in a folder named like the class."""
+    folder = composed(label or "")
+    inside = [file for file in files if folder in composed(file.name).split("/")[:-1]]
+    if len(files) > 1 and len(inside) != 1:
+        one, other, *_ = inside or files
+        raise UserError(
+            f"{what} may be {one.name} or {other.name}; give its class's folder, or rename one"
+        )
+    return (inside or files)[0]
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str | None, str]]:

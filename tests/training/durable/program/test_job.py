@@ -22,6 +22,7 @@ from training.durable.program.container import Container
 from training.durable.program.job import _fingerprint
 from training.durable.program.watch import ProgramWatch
 from training.durable.save.snapshots.mirror import Mirror
+from training.durable.store.folder import open_store
 from training.program import commit
 
 
@@ -84,6 +85,18 @@ def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: Progr
     assert re.search(r"<td>what did it cost</td><td>\d+ s of machines", page)
     assert "<td>final files</td><td>model/model.bin</td></tr><tr><td>exit code</td><td>0" in page
     assert "None yet" not in page
+
+
+def test_the_fingerprint_of_a_folder_has_what_its_links_lead_to(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"kept{number}").mkdir()
+        (tmp_path / f"kept{number}/a.csv").write_text("a" * number)
+        (tmp_path / f"data{number}").mkdir()
+        (tmp_path / f"data{number}/b.csv").write_text("b")
+        (tmp_path / f"data{number}/train").symlink_to(tmp_path / f"kept{number}")
+    stores = (open_store(str(tmp_path / "run1")), open_store(str(tmp_path / "run2")))
+    one, two = (_fingerprint(tmp_path / f"data{n}", s) for n, s in enumerate(stores, start=1))
+    assert one != two
 
 
 def test_names_that_are_no_text_are_kept_in_words_and_a_link_to_nothing_is_no_data(

@@ -103,6 +103,34 @@ def test_a_sync_fetches_only_what_is_missing_or_damaged(
     LocalDataset.open(out, again=True)
 
 
+def test_a_sync_deletes_what_it_brought_and_the_dataset_has_no_more(
+    store_uri: str, tmp_path: Path
+) -> None:
+    """A program reads the folder, which must be what its fingerprint says."""
+    stored, own, out = StoredDataset(open_store(store_uri)), tmp_path / "own", tmp_path / "out"
+    begun = list[bool]()
+    for name in ("good/a", "bad/more/b", "bad/c", "edited"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(name)
+    stored.upload(own, silent)
+    stored.sync(out, silent)
+    (out / "edited").write_text("by someone")
+    (out / "mine").write_text("in no manifest")
+    shutil.rmtree(own / "bad")
+    (own / "edited").unlink()
+    stored.upload(own, silent)
+    stored.sync(out, silent, lambda: begun.append((out / "bad").exists()))
+    assert begun == [False], "it is gone before anyone uses the folder"
+    assert (out / "edited").read_text() == "by someone"
+    assert (out / "mine").exists() and (out / "good/a").read_text() == "good/a"
+    # What was made here may be the only copy.
+    (made := tmp_path / "made").mkdir()
+    (made / "only").write_text("copy")
+    LocalDataset.complete(made, "nobody's", {})
+    stored.sync(made, silent)
+    assert (made / "only").exists()
+
+
 def test_killed_syncs_leave_nothing_behind(
     store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,10 +162,15 @@ def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: P
     store = open_store(store_uri)
     StoredDataset(store).upload(dataset, silent)
     content = (dataset / "x.safetensors").read_bytes()
-    for kind, data in ((UserError, content[1:]), (StoreError, content[1:] + b"?")):
+    for kind, data, said, sent in (
+        (UserError, content[1:], r"has \d+ bytes.*; upload it again", 1),
+        # An upload sees names and sizes only.
+        (StoreError, content[1:] + b"?", "does not match .*; .*, copy it there again: ", 0),
+    ):
         store.put("x.safetensors", data)
-        with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
+        with pytest.raises(kind, match=rf"x\.safetensors {said}"):
             StoredDataset(store).sync(tmp_path / "out", silent)
+        assert StoredDataset(store).upload(dataset, silent).fetched_files == sent
     assert not (tmp_path / "out" / "manifest.json").exists()
     store.put("x.safetensors", content)
     store.delete_below("notes/")

@@ -55,6 +55,17 @@ def test_every_export_of_one_scene_becomes_the_same_boxes(tmp_path: Path, write:
             assert split.starts[row + 1] - split.starts[row] == 2
 
 
+def test_the_folders_of_an_export_may_be_links(tmp_path: Path) -> None:
+    """Images whose labels were not found would be images of nothing."""
+    yolo_v5(own := tmp_path / "own")
+    for name in ("images", "labels"):
+        (own / name).rename(tmp_path / name)
+        (own / name).symlink_to(tmp_path / name)
+    checked = scene.checked(own)
+    assert checked.report.findings == []
+    assert [(len(split), len(split.boxes)) for split in checked.splits] == [(24, 48), (6, 12)]
+
+
 @pytest.mark.parametrize(
     "write",
     [

@@ -29,6 +29,7 @@ from training.workloads.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, NUM_FRAM
 from training.workloads.trajectory.imported import (
     DECODED,
     FrameChoice,
+    _listed,
     _NoClipError,
     _read_clip,
     check_suffix,
@@ -243,6 +244,22 @@ def test_kinetics_lists_find_videos_by_their_ids_and_times(tmp_path: Path) -> No
     assert main(command(tmp_path / "in", tmp_path / "out", f"lists={lists}")) == 0
     meta = manifest(tmp_path / "out")["meta"]
     assert meta["splits"] == {"train": 4, "validation": 2} and meta["classes"] == list(CLASSES)
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    names = ("rising/001.npy", "falling/more/001.npy", "rising/002.npy")
+    files = [SourceFile(name=n, folder=tmp_path, label="?", split=None) for n in names]
+    (lists := tmp_path / "trainlist.txt").write_text("falling/001.npy\nrising/001.npy\n")
+    found, missing = _listed(files, [lists])
+    assert [(file.name, file.label) for file in found] == [
+        ("falling/more/001.npy", "falling"),
+        ("rising/001.npy", "rising"),
+    ]
+    assert missing == []
+    for unclear in ("001.npy", "flying/001.npy"):
+        lists.write_text(unclear)
+        with pytest.raises(UserError, match=r"001 .*rising/001\.npy or .*falling/more/001\.npy"):
+            _listed(files, [lists])
 
 
 @pytest.mark.parametrize(
