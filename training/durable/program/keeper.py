@@ -8,8 +8,9 @@ closes the socket, it kills all that are left. Its parent watches it, by its soc
 killed the kernel kills the program. It imports nothing of this
 project, so it starts in milliseconds; it writes only to that socket.
 
-VIEW is a JSON list: a folder, and one for what the program changes there. It sees an overlay of
-both, in a mount namespace that ends with it, so it cannot change the folder's own files.
+VIEW is a JSON list: a folder, one for what the program changes there, and names of files that it is
+not to see. It sees an overlay of both, in a mount namespace that ends with it, so it cannot change
+the folder's own files.
 """
 
 import contextlib
@@ -80,7 +81,7 @@ def _keep(parent: socket.socket, words: Sequence[str]) -> None:
 def _show(view: Sequence[str]) -> int:
     """Mount the view, by a right to mount of its own if need be; return an error's number."""
     libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
-    folder, changes = view
+    folder, changes, *unseen = view
     try:
         _check(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)))
         if user:
@@ -97,6 +98,9 @@ def _show(view: Sequence[str]) -> int:
         _check(libc.mount(b"overlay", os.fsencode(folder), b"overlay", 0, about))
     except (OSError, AttributeError) as error:  # no right to, or no Linux
         return getattr(error, "errno", None) or errno.ENOSYS
+    for name in unseen:
+        with contextlib.suppress(OSError):
+            Path(folder, name).unlink()
     return 0
 
 

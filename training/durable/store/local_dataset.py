@@ -168,6 +168,7 @@ class AppendedLines:
 # The manifest of a folder that a sync is filling; the sync renames it when every file is there.
 ARRIVING = f".{MANIFEST}.part"
 _LOCK = ".sync.lock"
+_OWN = (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)
 _NUM_THREADS = 8
 _POLL_SECONDS = 0.2
 
@@ -346,7 +347,7 @@ def list_files(
     folder: Path, workload: str, meta: Mapping[str, Any], progress: FileProgress = no_progress
 ) -> bytes:
     """Return the content of a manifest.json of every file in `folder`; write nothing there."""
-    own = [folder / name for name in (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)]
+    own = [folder / name for name in _OWN]
     found = (Path(below, name) for below, _, names in walked(folder) for name in names)
     paths = sorted(path for path in found if path.is_file() and path not in own)
     if not paths:
@@ -397,6 +398,11 @@ def is_programs_own(folder: Path) -> bool:
     if not path.is_file():
         return not (folder / ARRIVING).exists()
     return bool(parse_manifest(path.read_bytes(), str(folder))["workload"] == PROGRAM)
+
+
+def synced_beside(folder: Path) -> Sequence[Path]:
+    """Return what a sync keeps in this folder beside its files: none of them is the dataset's."""
+    return [Path(name) for name in _OWN if (folder / _LOCK).exists()]
 
 
 def _is_left_unfinished(folder: Path) -> bool:

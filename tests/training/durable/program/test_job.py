@@ -151,6 +151,26 @@ def test_a_program_may_write_beside_its_data_and_changes_none_of_it(
         _fingerprint(data, run.store)
 
 
+def test_a_program_sees_the_files_of_its_data_alone(run: ProgramRun, tmp_path: Path) -> None:
+    """A sync keeps files beside them, one of which differs on each machine.
+
+    Where each folder or file of the root is a class, they would be further classes.
+    """
+    source, data = tmp_path / "mine", tmp_path / "synced"
+    (source / "cats").mkdir(parents=True)
+    (source / "cats/1.jpg").write_text("cat")
+    (source / "manifest.txt").write_text("mine")
+    uri = str(tmp_path / "stored")
+    assert main(["data", "upload", str(source), f"--dataset-uri={uri}"]) == 0
+    assert main(["data", "sync", f"--dataset-uri={uri}", f"--out={data}"]) == 0
+    run.write("import os; print(sorted(os.listdir(os.environ['SM_CHANNEL_TRAINING'])))")
+    before = sorted(path.name for path in data.iterdir())
+    assert {"manifest.json", ".verified.jsonl", ".sync.lock"} < set(before)
+    assert run.attempt(f"--dataset-uri={data}") == 0
+    assert run.log(1).strip() == "['cats', 'manifest.txt']"
+    assert sorted(path.name for path in data.iterdir()) == before
+
+
 def test_a_folder_that_holds_the_run_itself_is_not_covered(tmp_path: Path) -> None:
     """Else what is written to the checkpoint folder would not be found there."""
     assert not Container(root=tmp_path / "ml").view(tmp_path)
