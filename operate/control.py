@@ -78,7 +78,7 @@ def _refuse_deploy(run: OperatedRun, done: str) -> None:
 
     Once CloudFormation cleans up, they name the one that stays.
     """
-    if run.status.endswith("_IN_PROGRESS") and "CLEANUP" not in run.status:
+    if re.fullmatch("(?!DELETE|.*CLEANUP).*_IN_PROGRESS", run.status):
         raise UserError(
             f"{run.stack} is being deployed ({run.status}), perhaps with another fleet: {done}; "
             "repeat this command once the deploy is over"

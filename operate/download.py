@@ -3,7 +3,8 @@
 import sys
 import tempfile
 import webbrowser
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
 from training import main as training
-from training.durable import OpenRun, StoreError, UnfinishedFile, write_report
+from training.durable import OpenRun, Store, write_report
 
 
 def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:
@@ -37,25 +38,34 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
     if checkpoint is not None:
         name = opened.find_checkpoint(checkpoint).name
         keys = [name if opened.is_of_program else f"{name}.safetensors"]
-    files, fetched = [out / key for key in keys], list[UnfinishedFile]()
+    files = [out / key for key in keys]
     if existing := [str(path) for path in files if path.exists()]:
         raise UserError(f"{existing[0]} already exists and is not replaced; use another --out")
-    with redirect_stdout(sys.stderr), ExitStack() as unfinished:
+    with redirect_stdout(sys.stderr):
         if checkpoint is not None:
             options = ("--run-uri", run.uri, "--checkpoint", name, "--out", str(files[0]))
             if code := training(["export", *options]):
                 raise SystemExit(code)
-        for key, path in zip(keys, files, strict=True) if checkpoint is None else ():
-            # Parts arrive in any order: half a file has its full size.
-            try:
-                fetched.append(unfinished.enter_context(UnfinishedFile(path)))
-            except StoreError as error:
-                raise UserError(f"{error}; use another --out") from error
-            print(f"{path}, {sizes[key] / 1e6:.1f} MB", flush=True)
-            run.store.get_file(key, fetched[-1].path)
-        for each in fetched:
-            each.place()
+        else:
+            _fetch(run.store, {key: sizes[key] for key in keys}, out)
     return {"run": run.id, "done": f"is in {out}", "files": [str(path) for path in files]}
+
+
+def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
+    """Fetch all or nothing: parts arrive in any order, so half a file may have its full size."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix=".", dir=out)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; use another --out") from error
+    with temporary as folder:
+        for key, size in sizes.items():
+            print(f"{out / key}, {size / 1e6:.1f} MB", flush=True)
+            Path(folder, key).parent.mkdir(parents=True, exist_ok=True)
+            store.get_file(key, Path(folder, key))
+        for key in sizes:
+            (out / key).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, key).replace(out / key)
 
 
 def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:

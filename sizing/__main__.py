@@ -9,21 +9,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = (
-    "catalogue",
-    "plan",
-    "model",
-    "advise",
-    "select",
-    "accuracy",
-)
+COMMANDS = ("catalogue", "plan", "model", "advise", "select", "accuracy")
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser: every command with its own options."""
     parser = argparse.ArgumentParser(
-        prog="python -m sizing",
-        description="What a run needs and costs, before a cent is spent.",
+        prog="python -m sizing", description="What a run needs and costs, before a cent is spent."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:

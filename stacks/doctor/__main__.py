@@ -18,15 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.aws_errors import explain
 from stacks.doctor import capacity, deployment, network
-from stacks.doctor.account import (
-    Check,
-    DeployTarget,
-    Diagnosis,
-    connect,
-    ok,
-    problem,
-    run,
-)
+from stacks.doctor.account import Check, DeployTarget, Diagnosis, connect, ok, problem, run
 from stacks.parameters import StackParameters
 from stacks.parameters.context import QUALIFIER, defaults, qualifier
 

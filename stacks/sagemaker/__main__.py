@@ -179,8 +179,7 @@ def _submit_all(
         except (BotoCoreError, ClientError) as error:
             how, again = "not queued", "; the same command queues the rest" if objects else ""
             if queued is not None:
-                batch.terminate_service_job(jobId=queued["jobId"], reason="not in jobs.json")
-                how = "ended, as jobs.json did not take it (does somebody else queue the sweep?)"
+                how = _end_unknown(batch, queued["jobId"])
             print(
                 f"sagemaker: {job['jobName']} was {how}: {error} ({number} of {len(jobs)} "
                 f"are queued{again})",
@@ -189,6 +188,16 @@ def _submit_all(
             return False
         print(f"[ok] {queued['jobArn']}")
     return True
+
+
+def _end_unknown(batch: Any, job: str) -> str:
+    """End a job that jobs.json did not take; return what became of it."""
+    try:
+        batch.terminate_service_job(jobId=job, reason="not in jobs.json")
+    except (BotoCoreError, ClientError):
+        end = f"aws batch terminate-service-job --reason unknown --job-id {job}"
+        return f"queued, but jobs.json did not take it: end it with `{end}`"
+    return "ended, as jobs.json did not take it (does somebody else queue the sweep?)"
 
 
 def _now() -> str:

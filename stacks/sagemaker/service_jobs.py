@@ -69,7 +69,11 @@ class SweepObjects:
         place = {"Bucket": self._bucket, "Key": f"{self._prefix}/{key}"}
         known = self._etags.get(key)
         condition = {"IfMatch": known} if known else {"IfNoneMatch": "*"}
-        self._etags[key] = self._s3.put_object(**place, Body=data, **condition)["ETag"]
+        try:
+            self._etags[key] = self._s3.put_object(**place, Body=data, **condition)["ETag"]
+        except ClientError:
+            if self.read(key) != data:  # else an answer was lost, and the request sent again
+                raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -375,7 +375,7 @@ def test_fails_for_a_download_into_a_file(
     (tmp_path / "file").touch()
     assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/file"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("/file/final/model/model: Not a directory; use another --out")
+    assert line.endswith("/file: File exists; use another --out")
 
 
 def test_fails_for_a_tail_of_fewer_than_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -514,6 +514,24 @@ def test_a_download_that_breaks_off_leaves_no_file_and_goes_on(
     assert {path.read_text() for path in (out / "final/model").iterdir()} == {"weights"}
 
 
+def test_a_download_of_many_files_holds_none_of_them_open(stopped: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(stopped, tmp_path / "mine"))
+    (run / "final/model").mkdir(parents=True)
+    count = len([*Path("/proc/self/fd").iterdir()]) + 20
+    for number in range(count):
+        (run / f"final/model/{number}").touch()
+    head = json.loads((run / "head.json").read_text())
+    (run / "head.json").write_text(json.dumps(head | {"state": "finished"}))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len([*(tmp_path / "out/final/model").iterdir()]) == count
+    assert not [*(tmp_path / "out").glob(".*")]
+
+
 def test_a_run_that_finishes_meanwhile_is_downloaded_whole(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,7 +559,8 @@ def test_a_stop_during_a_deploy_is_not_called_one(
     monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=False, is_gone=True))
     monkeypatch.setattr(SpotFleet, "read_capacity", lambda _: (0, 0))
     for act in (control.stop, control.resume):
-        for status in ("UPDATE_COMPLETE", "UPDATE_COMPLETE_CLEANUP_IN_PROGRESS"):
+        of_one_fleet = ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "DELETE_IN_PROGRESS")
+        for status in ("UPDATE_COMPLETE", *of_one_fleet):
             act(replace(run, status=status), "")
         with pytest.raises(UserError, match=r"TrainingStack is being deployed .* repeat"):
             act(replace(run, status="UPDATE_IN_PROGRESS"), "")

@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.validate import ParamValidator
 from moto import mock_aws
 
@@ -182,6 +182,55 @@ def test_of_two_who_queue_a_sweep_one_ends_its_job(capsys: pytest.CaptureFixture
     assert len(other.sent) == 3 and not other.ended
     assert queue.sent == queue.ended == ["id-1"]
     assert "was ended, as jobs.json did not take it" in capsys.readouterr().err
+
+
+class _Lossy:
+    """S3, whose first answer to a put is lost: boto3 sends that again."""
+
+    def __init__(self, s3: Any) -> None:
+        self._s3, self._puts = s3, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._s3, name)
+
+    def put_object(self, **given: Any) -> Any:
+        self._puts += 1
+        if self._puts == 1:
+            self._s3.put_object(**given)
+        return self._s3.put_object(**given)
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_write_of_jobs_whose_answer_is_lost_is_not_another_s() -> None:
+    with mock_aws():
+        s3, queue = _sweep_in_s3({}), _Queue(lambda: None)
+        clients = {"s3": _Lossy(s3), "batch": queue}
+        assert main(_arguments(), client=clients.__getitem__) == 0
+        assert len(_queued_jobs(s3)) == 3 and not queue.ended
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_job_that_can_be_neither_recorded_nor_ended_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away = EndpointConnectionError(endpoint_url="https://s3")
+
+    class Away(_Queue):
+        def terminate_service_job(self, jobId: str, reason: str) -> None:
+            raise away
+
+    with mock_aws():
+        s3 = _sweep_in_s3({})
+        queue = Away(lambda: setattr(s3, "put_object", refuse))
+
+        def refuse(**_: Any) -> None:
+            raise away
+
+        clients = {"s3": s3, "batch": queue}
+        assert main(_arguments(), client=clients.__getitem__) == 1
+    assert (
+        "aws batch terminate-service-job --reason unknown --job-id id-1" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("credentials")

@@ -158,8 +158,12 @@ class Interruption:
 
     def heard_late(self) -> Notice | None:
         """Return the notice that a program, which looks for itself, may have heard before us."""
-        self._noticed.wait(_HANDLER_SECONDS if self._notice_file else 0.0)
-        return self.notice
+        before = self.notice
+        if before is None and self._notice_file:
+            self._noticed.wait(_HANDLER_SECONDS)
+        late = self.notice
+        # A shutdown that comes after its end cannot have caused that.
+        return late if before or (late and late.cause == "notice") else None
 
     def take_rebalance(self) -> bool:
         """Return whether a rebalance was recommended since the last call."""

@@ -400,7 +400,7 @@ class ProgramWatch:
         run.metrics.flush()
         run.lease.beat()
         of_failed = run.store.sizes(FINAL_FILES).keys() - {FINAL_FILES + name for name in sums}
-        run.store.delete(of_failed)
+        run.store.delete(of_failed if sums else ())  # without any, an attempt that crashed had them
         history = History.read(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),

@@ -481,13 +481,7 @@ def _root_of(folder: Path, source: Source, files: list[str], images: NamedImages
     near = source.path.parent
     names = [path.name for path in folder.iterdir() if path.is_dir()]
     own = [name for name in sorted(names) if split_within(name) == source.split]
-    roots = [
-        near,
-        *(folder / name for name in own),
-        folder,
-        folder / "images",
-        near / "images",
-    ]
+    roots = [near, *(folder / name for name in own), folder, folder / "images", near / "images"]
     for above in (folder / "images", folder / "data", folder):
         if above.is_dir():
             inside = sorted(path for path in above.iterdir() if path.is_dir())

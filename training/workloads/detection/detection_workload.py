@@ -117,10 +117,7 @@ class _Losses(NamedTuple):
 
 
 def criterion(
-    predictions: Predictions,
-    labels_BN: Tensor,
-    boxes_BN4: Tensor,
-    match: Match = hungarian,
+    predictions: Predictions, labels_BN: Tensor, boxes_BN4: Tensor, match: Match = hungarian
 ) -> _Losses:
     """Match each layer's predictions with the objects (label -1: none); sum the losses."""
     p = predictions
@@ -184,11 +181,7 @@ def _focal(logits_C: Tensor, targets: Tensor) -> Tensor:
 
 
 def _matched(
-    logits_SBQC: Tensor,
-    boxes_SBQ4: Tensor,
-    labels_BN: Tensor,
-    boxes_BN4: Tensor,
-    match: Match,
+    logits_SBQC: Tensor, boxes_SBQ4: Tensor, labels_BN: Tensor, boxes_BN4: Tensor, match: Match
 ) -> Tensor:
     """Return each object's query, (S, B, N)."""
     num_sets = len(logits_SBQC)

@@ -166,3 +166,20 @@ def test_an_upload_too_slow_for_the_notice_is_given_up_and_the_lease_released(
     assert "the upload was too slow; the last commit stays" in capsys.readouterr().out
     assert run.head.state == "released"
     assert run.head.checkpoints == ()
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_late", "is_heard"),
+    [("notice", True, True), ("shutdown", True, False), ("shutdown", False, True)],
+)
+def test_only_a_notice_can_have_ended_a_program_before_we_heard_of_it(
+    tmp_path: Path, cause: Any, is_late: bool, is_heard: bool
+) -> None:
+    """Another host's end, or a stop, that comes after its own is told as a shutdown."""
+    interruption = Interruption(budget_seconds=120, notice_file=tmp_path / "notice.json")
+    timer = threading.Timer(0.2 * is_late, interruption.record, (cause,))
+    timer.start()
+    if not is_late:
+        timer.join()
+    assert (interruption.heard_late() is not None) == is_heard
+    timer.join()

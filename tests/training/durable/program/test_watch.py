@@ -172,3 +172,20 @@ def test_what_a_failed_attempt_left_is_no_final_file(run: ProgramRun) -> None:
     assert run.store.sizes("final/").keys() == {"final/model/model-00001-of-00003"}
     assert run.attempt() == 0
     assert run.store.sizes("final/").keys() == {"final/model/model"}
+
+
+def test_the_model_of_an_attempt_that_crashed_at_its_end_stays(run: ProgramRun) -> None:
+    """The next one finds nothing left to train, and writes none."""
+    run.write("""
+        import os
+        from pathlib import Path
+        from training.program import commit
+        done = Path(os.environ["SM_CHECKPOINT_DIR"], "done")
+        if not done.exists():
+            Path(os.environ["SM_MODEL_DIR"], "model").write_bytes(b"weights")
+            done.touch()
+            commit()
+            os.abort()
+    """)
+    assert [run.attempt(), run.attempt()] == [1, 0]
+    assert run.store.sizes("final/").keys() == {"final/model/model"}

@@ -219,7 +219,7 @@ def export_final(
     layout = lay_out(shapes, {**about, "extra": extra, "weights_sha256": _PLACEHOLDER})
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "final.safetensors"
-    with path.open("wb") as file:
+    with path.open("w+b") as file:  # the C library reads it to allocate, where the disk cannot
         file.truncate(layout.size)
         if layout.size and hasattr(os, "posix_fallocate"):
             # Else a full disk is no error here, but a SIGBUS where the memory is written.

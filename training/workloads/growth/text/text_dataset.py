@@ -271,12 +271,7 @@ def _keep(out: Path, identity: Mapping[str, Any], position: _ImportPosition) -> 
 
 
 def _write_tokens(
-    out: Path,
-    split: str,
-    first: int,
-    tokens_T: NDArray[Any],
-    *,
-    shard_tokens: int = _SHARD_TOKENS,
+    out: Path, split: str, first: int, tokens_T: NDArray[Any], *, shard_tokens: int = _SHARD_TOKENS
 ) -> None:
     """Write the split's tokens from number `first` on to disk, and cut off what followed."""
     done = 0
@@ -350,11 +345,7 @@ class _Source:
 
 
 def make_dataset(
-    out: Path,
-    count: int,
-    seed: int,
-    progress: "Progress",
-    options: TextOptions = _DEFAULTS,
+    out: Path, count: int, seed: int, progress: "Progress", options: TextOptions = _DEFAULTS
 ) -> Mapping[str, Any]:
     """Write `count` stories of the corpus `seed` as tokens into `out`; return the meta."""
     if seed < 0:

@@ -77,6 +77,21 @@ def test_an_extended_run_goes_on_where_it_finished(
         assert last == pytest.approx({step: whole[step] for step in last}, rel=1e-9, abs=1e-9)
 
 
+def test_a_file_system_that_cannot_allocate_is_written_to_all_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C library reads such a file, to write what is there once more."""
+    allocate = os.posix_fallocate
+
+    def emulate(file: int, offset: int, length: int) -> None:
+        os.pread(file, 1, 0)
+        allocate(file, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", emulate)
+    run.options = ["--override=epochs=1"]
+    assert run.attempt() == 0
+
+
 def test_fails_in_one_line_if_the_disk_cannot_hold_the_final_weights(
     run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
