@@ -32,7 +32,9 @@ def walked(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     for folder, folders, names in os.walk(root, onerror=_refuse, followlinks=True):
         yield folder, folders, names
         for path in (Path(folder, name) for name in folders):
-            if path.is_symlink() and path.resolve() in [up.resolve() for up in path.parents]:
+            if path.is_symlink() and path.resolve() in [
+                up.resolve() for up in path.absolute().parents
+            ]:
                 raise UserError(f"{path} is a link to a folder that contains it; delete it")
 
 

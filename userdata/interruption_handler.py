@@ -103,7 +103,7 @@ class InterruptionHandler:
                 check=False,
             )
             answer = done.stderr.strip() if done.returncode else "sent"
-        except subprocess.TimeoutExpired as error:
+        except (subprocess.TimeoutExpired, OSError) as error:
             answer = str(error)
         say(f"{number.name} to {unit}: {answer}")
 

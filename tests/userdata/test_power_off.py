@@ -137,5 +137,13 @@ def test_a_power_off_in_the_swap_of_bundles_leaves_the_run_its_first_one(root: P
         found[f"{cut_at} {touched.splitlines()[-1]}"] = (
             booted.read_text().strip() if booted.exists() else "none"
         )
-    assert cut_at > 3
+    assert cut_at > 4
     assert found == dict.fromkeys(found, f"older code, BUNDLE_URI={first}")
+
+
+def test_a_swap_that_fails_leaves_the_bundle_that_reports_it(root: Path) -> None:
+    lay_bundles(root)
+    install(root / "bin/sync", "#!/bin/sh\n[ ! -e bundle.next ]\n")
+    boot(root)
+    assert (root / "opt/training/bundle/userdata/service_failed.sh").exists()
+    assert not (root / "opt/training/booted").exists()

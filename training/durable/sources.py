@@ -531,12 +531,14 @@ def _stem(path: Path) -> str:
 def _unpack(archive: Path, out: Path) -> None:
     """Unpack a zip or tar archive within `out`; UserError if it is damaged."""
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as opened:
-                opened.extractall(out)
-        elif archive.name.endswith(_TAR):
+        is_zip = zipfile.is_zipfile(archive)
+        # A tar that ends with a small zip also ends as a zip does.
+        if archive.name.endswith(_TAR) and (not is_zip or tarfile.is_tarfile(archive)):
             with tarfile.open(archive) as packed:
                 packed.extractall(out, filter="data")
+        elif is_zip:
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(out)
         else:
             raise UserError(f"{archive} is not a zip archive, despite its name; create it again")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:

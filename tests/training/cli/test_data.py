@@ -78,8 +78,15 @@ def test_an_upload_follows_links_and_refuses_folders_that_it_cannot_read_whole(
         patched.setattr(os, "scandir", unlistable("lost+found"))
         assert main(upload) == 0
     (kept / "all").symlink_to(folder)
-    assert main(upload) == 2
-    assert "train/all is a link to a folder that contains it" in capsys.readouterr().err
+    monkeypatch.chdir(folder)
+    for named in (str(folder), "."):
+        assert main(["data", "upload", named, "--dataset-uri", str(bucket)]) == 2
+        said = capsys.readouterr().err
+        assert "train/all is a link to a folder that contains it" in said
+    (kept / "all").unlink()
+    (kept / "all").symlink_to(tmp_path.parent)
+    assert main(["data", "upload", ".", "--dataset-uri", str(bucket)]) == 2
+    assert "error: train/all is a link to a folder that contains it" in capsys.readouterr().err
 
 
 def test_an_upload_writes_nothing_into_a_programs_folder(tmp_path: Path) -> None:

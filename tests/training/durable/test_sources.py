@@ -1,6 +1,7 @@
 """What users bring is found with its classes and splits; what cannot be used is named."""
 
 import errno
+import gzip
 import io
 import logging
 import os
@@ -275,6 +276,21 @@ def test_a_tar_of_tars_has_a_class_in_each(tmp_path: Path) -> None:
         expected = [(f"{name}/{name}_1.JPEG", name) for name in ("n1", "n2")]
         assert [(file.name, file.label) for file in found] == expected
     assert sorted(path.name for path in own.iterdir()) == ["n1.tar", "n2.tar"]
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_tar_that_ends_with_a_zip_is_no_zip(tmp_path: Path, kind: str) -> None:
+    """A zip is known by its end, which is also that of this tar."""
+    members = {}
+    for name in ("cats", "dogs"):
+        with zipfile.ZipFile(buffer := io.BytesIO(), "w") as inner:
+            inner.writestr("1.jpg", b"x")
+        members[f"in/x/{name}.zip"] = buffer.getvalue()
+    outer = tmp_path / f"outer.{kind}"
+    content = packed(tmp_path / "plain", members)
+    outer.write_bytes(gzip.compress(content) if kind == "tar.gz" else content)
+    found = ImportSource(outer, tmp_path / "scratch").files()
+    assert [file.label for file in found] == ["cats", "dogs"]
 
 
 def test_ilsvrcs_own_folder_has_classes_in_train_alone(tmp_path: Path) -> None:

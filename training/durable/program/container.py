@@ -28,7 +28,7 @@ from training.durable.errors import MachineError
 from training.durable.program.process import resolve_command
 from training.durable.save.snapshots.listing import Mirrored, Root
 from training.durable.store.folder import write_whole
-from training.durable.store.local_dataset import synced_beside
+from training.durable.store.local_dataset import kept_beside
 
 SAGEMAKER_ROOT = Path("/opt/ml")
 _LOCK, _RUN = ".lock", ".run"
@@ -120,8 +120,8 @@ class Container:
             (self.config / name).write_text(json.dumps(content))
 
     def view(self, dataset: Path | None) -> Sequence[Path]:
-        """Return the folder of the data, a new one for what the program changes there, and what a
-        sync keeps beside the data, which the program does not see.
+        """Return the folder of the data, a new one for what the program changes there, and what is
+        kept beside the data, which the program does not see.
 
         None if this root or another file system is mounted in it, which a view would hide.
         """
@@ -135,7 +135,7 @@ class Container:
         for name in ("upper", "work"):  # whoever is not root cannot remove the latter
             (changes / name).mkdir(parents=True, exist_ok=True)
         shutil.copystat(folder, changes / "upper")
-        return folder, changes, *synced_beside(folder)
+        return folder, changes, *kept_beside(folder)
 
     def variables(
         self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]

@@ -400,9 +400,10 @@ def is_programs_own(folder: Path) -> bool:
     return bool(parse_manifest(path.read_bytes(), str(folder))["workload"] == PROGRAM)
 
 
-def synced_beside(folder: Path) -> Sequence[Path]:
-    """Return what a sync keeps in this folder beside its files: none of them is the dataset's."""
-    return [Path(name) for name in _OWN if (folder / _LOCK).exists()]
+def kept_beside(folder: Path) -> Sequence[Path]:
+    """Return what is kept in a dataset's folder beside its files: none of them is the dataset's."""
+    is_ours = (folder / MANIFEST).exists() or (folder / _LOCK).exists()
+    return [Path(name) for name in _OWN if is_ours]
 
 
 def _is_left_unfinished(folder: Path) -> bool:
@@ -416,12 +417,14 @@ def _is_left_unfinished(folder: Path) -> bool:
 def left_behind(folder: Path, files: Iterable[Entry]) -> list[str]:
     """Return what the last sync brought, `files` lack and nobody has changed.
 
-    Nothing where a sync was not finished, or is the first: what was made there stays.
+    Nothing where this sync is the first: what was made there stays.
     """
     before, names = list[Entry](), {entry["name"] for entry in files}
-    if (folder / _LOCK).exists() and not (folder / ARRIVING).exists():
+    # Of one that was not finished, the files that had come.
+    last = next((name for name in (ARRIVING, MANIFEST) if (folder / name).exists()), MANIFEST)
+    if (folder / _LOCK).exists():
         with contextlib.suppress(OSError, UserError):
-            before = parse_manifest((folder / MANIFEST).read_bytes(), "")["files"]
+            before = parse_manifest((folder / last).read_bytes(), "")["files"]
     holds = VerifiedFiles(folder).holds
     return [e["name"] for e in before if e["name"] not in names and holds(e)]
 

@@ -434,7 +434,7 @@ def _listed(
             if not called:
                 missing.append(stem)
                 continue
-            file = _in_class(called, label, f"{path}: {stem}")
+            file = _meant(called, label, split, f"{path}: {stem}")
             found[file.name] = replace(
                 file, label=label or file.label, split=split, doubt="" if label else file.doubt
             )
@@ -443,16 +443,18 @@ def _listed(
     return sorted(found.values(), key=lambda file: file.name), missing
 
 
-def _in_class(files: Sequence[SourceFile], label: str | None, what: str) -> SourceFile:
-    """Return the one file, or of several the one in a folder named like the class."""
+def _meant(files: Sequence[SourceFile], label: str | None, split: str, what: str) -> SourceFile:
+    """Return the one file; of several, the one in a folder named like the class, or the split."""
     folder = composed(label or "")
-    inside = [file for file in files if folder in composed(file.name).split("/")[:-1]]
-    if len(files) > 1 and len(inside) != 1:
-        one, other, *_ = inside or files
+    found = [file for file in files if folder in composed(file.name).split("/")[:-1]] or files
+    if len(found) > 1:
+        found = [file for file in found if file.split == split] or found
+    if len(found) > 1:
         raise UserError(
-            f"{what} may be {one.name} or {other.name}; give its class's folder, or rename one"
+            f"{what} may be {found[0].name} or {found[1].name}; give its class's folder, or "
+            "rename one"
         )
-    return (inside or files)[0]
+    return found[0]
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str | None, str]]:

@@ -23,6 +23,7 @@ from training.durable.program.job import _fingerprint
 from training.durable.program.watch import ProgramWatch
 from training.durable.save.snapshots.mirror import Mirror
 from training.durable.store.folder import open_store
+from training.durable.store.local_dataset import LocalDataset
 from training.program import commit
 
 
@@ -169,6 +170,11 @@ def test_a_program_sees_the_files_of_its_data_alone(run: ProgramRun, tmp_path: P
     assert run.attempt(f"--dataset-uri={data}") == 0
     assert run.log(1).strip() == "['cats', 'manifest.txt']"
     assert sorted(path.name for path in data.iterdir()) == before
+    # Made here, where it was never synced: the same classes.
+    LocalDataset.complete(source, "program", {})
+    assert run.attempt(f"--dataset-uri={source}", f"--run-uri={run.uri}-2") == 0
+    run.uri += "-2"
+    assert run.log(1).strip() == "['cats', 'manifest.txt']"
 
 
 def test_a_folder_that_holds_the_run_itself_is_not_covered(tmp_path: Path) -> None:

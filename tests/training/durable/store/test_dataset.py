@@ -131,6 +131,33 @@ def test_a_sync_deletes_what_it_brought_and_the_dataset_has_no_more(
     assert (made / "only").exists()
 
 
+def test_what_a_sync_that_was_cut_off_had_brought_is_deleted_by_the_next(
+    store_uri: str, tmp_path: Path
+) -> None:
+    stored, own, out = StoredDataset(open_store(store_uri)), tmp_path / "own", tmp_path / "out"
+    own.mkdir()
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for names in ("abc", "acd", "ad"):
+        for path in own.iterdir():
+            path.unlink()
+        for name in names:
+            (own / name).write_text(name)
+        stored.upload(own, silent)
+        if names == "acd":
+            with pytest.raises(KeyboardInterrupt):
+                stored.sync(out, silent, cut_off)
+        else:
+            stored.sync(out, silent)
+    assert [path.name for path in sorted(out.iterdir()) if path.is_file()][-2:] == [
+        "d",
+        "manifest.json",
+    ]
+    assert not (out / "b").exists() and not (out / "c").exists()
+
+
 def test_killed_syncs_leave_nothing_behind(
     store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,6 +256,17 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
         ("rising/001.npy", "rising"),
     ]
     assert missing == []
+    of_splits = [
+        SourceFile(name=f"{split}/7.npy", folder=tmp_path, label="?", split=name)
+        for split, name in (("train", "train"), ("val", "validation"))
+    ]
+    (held_out := tmp_path / "vallist.txt").write_text("up/7.npy\n")
+    lists.write_text("up/7.npy 1\n")
+    found, _ = _listed(of_splits, [lists, held_out])
+    assert [(file.name, file.split) for file in found] == [
+        ("train/7.npy", "train"),
+        ("val/7.npy", "validation"),
+    ]
     for unclear in ("001.npy", "flying/001.npy"):
         lists.write_text(unclear)
         with pytest.raises(UserError, match=r"001 .*rising/001\.npy or .*falling/more/001\.npy"):
