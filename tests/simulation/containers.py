@@ -19,6 +19,7 @@ from tests.simulation.stubs import place_of
 from tests.stacks.guard.world import Machine
 from training.cli import run as run_file
 from training.cli import sagemaker
+from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.ranks import Hosts
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.attempt.world import RankEnvironment
@@ -51,6 +52,7 @@ class Container(RankedHost):
         self.handler: Any = None  # of SIGTERM
         self.is_off = self.is_gone = self.is_done = False
         self.unreachable_until = 0.0
+        self.has_last_resort = False  # which has ended its trainer
 
     def _boot(self) -> None:
         job = sagemaker._SageMakerJob(
@@ -198,6 +200,11 @@ def _say(text: str, **_: Any) -> None:
     CLOCK.process.supervisor.says(text)
 
 
+def _say_at_last(text: str, **_: Any) -> None:
+    if "[emergency]" in text or "[failed]" in text:
+        CLOCK.process.supervisor.host.has_last_resort = True
+
+
 def _open_store(uri: str) -> _Store:
     own: Container = CLOCK.process.supervisor
     return _Store(own.world, own.machine.id)  # type: ignore[arg-type]
@@ -216,6 +223,7 @@ STUBS: tuple[tuple[Any, str, Any], ...] = (
     (sagemaker, "signal", _SIGNAL),
     (sagemaker, "subprocess", _SUBPROCESS),
     (sagemaker, "print", _say),
+    (supervisor_file, "print", _say_at_last),
     (sagemaker, "open_store", _open_store),
     # Its default is the real time's.
     (_COMMAND, "__defaults__", (sleep, *_COMMAND.__defaults__[1:])),

@@ -206,9 +206,9 @@ class JobWorld(Promised):
             return
         self.tell(str(each))
         self.facts[each.how or each.what] += 1
-        host = live[int(each.whose or 0) % len(live)]
         if each.what == "s3":
             return
+        host = live[int(each.whose) % len(live)]
         self.disturbed_at = self.calm_since = CLOCK.now
         if each.how.startswith("notice"):
             self.notice(live if each.how == "notice to all" else [host])
@@ -301,13 +301,14 @@ class JobWorld(Promised):
     def judge_saved(self, host: Container) -> None:
         """A container says that the run is saved, and waits for its end."""
         if self.committed_step < self.reached:
-            how = f"{host.name} at {self.reached}, and {self.committed_step} is committed"
+            by = "its last resort" if host.has_last_resort else "the main thread"
+            how = f"{host.name} at {self.reached}, and {self.committed_step} is committed, by {by}"
             self.breaks("what is called saved is saved", how)
 
     def _judge_owed(self, step: int, since: float) -> None:
         """A notice to one host is answered for all."""
         has_time = self.plan.answer_seconds < NOTICE_SECONDS
-        is_excused = self.disturbed_at > since or self.was_troubled() or self.hangs_now
+        is_excused = self.disturbed_at > since - MINUTE or self.was_troubled() or self.hangs_now
         is_excused |= self.disturbed_at > since - 15 * MINUTE and self.facts["slow"] > 0
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a notice loses no step", f"{step} after {self.committed_step}")
@@ -321,6 +322,7 @@ class JobWorld(Promised):
         plan, live = self.plan, self.running
         since = max(self.calm_since, self.progressed_at)
         is_whole = len(self.network.hosts) == len(self.names) and len(live) == len(self.names)
+        is_whole &= not any(CLOCK.now < one.unreachable_until for one in live)
         if not is_whole or self.was_troubled():
             return
         most = 5 * MINUTE + plan.life.first_step + 2 * SLOWEST * plan.step_seconds
@@ -364,7 +366,7 @@ class JobWorld(Promised):
 @contextmanager
 def simulated_job() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone."""
-    with stubbed(STUBS), simulated():
+    with simulated(), stubbed(STUBS):
         yield
 
 
