@@ -27,7 +27,7 @@ from training.durable.errors import AttemptEndedError
 from training.durable.save.tensors import policy as policy_file
 
 if TYPE_CHECKING:
-    from tests.simulation.hosts import JobWorld
+    from tests.simulation.jobs import JobWorld
 
 NOTICE_SECONDS = 120.0
 _ASKED = SimpleNamespace(override=[], source=None, workload="simulated", recipe="laptop")
@@ -51,7 +51,8 @@ class Container(RankedHost):
         self.ports: dict[int, Any] = {}
         self.handler: Any = None  # of SIGTERM
         self.is_off = self.is_gone = self.is_done = False
-        self.unreachable_until = 0.0
+        self.is_given_up = False  # by SageMaker, which has started another one
+        self.unreachable_until = self.dark_until = 0.0  # for the others; S3 for it
         self.has_last_resort = False  # which has ended its trainer
 
     def _boot(self) -> None:
@@ -73,6 +74,11 @@ class Container(RankedHost):
             self.world.tell(f"{self.name}: {place_of(error)}")
             code = 1
         self.process.end(code)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is one that SageMaker knows, and has not ended."""
+        return not (self.is_gone or self.is_done or self.is_given_up)
 
     def begin(self, trainer: Process) -> int:
         sleep(CLOCK.luck.uniform(0.1, 0.5))
