@@ -51,6 +51,8 @@ class Container(RankedHost):
         self.ports: dict[int, Any] = {}
         self.handler: Any = None  # of SIGTERM
         self.is_off = self.is_gone = self.is_done = False
+        self.data = "d"  # the fingerprint of its dataset
+        self.codes: list[int] = []  # of its trainers
         self.is_given_up = False  # by SageMaker, which has started another one
         self.unreachable_until = self.dark_until = 0.0  # for the others; S3 for it
         self.has_last_resort = False  # which has ended its trainer
@@ -117,6 +119,9 @@ class Container(RankedHost):
         found = self.world.meetings
         if address not in found:
             found[address] = Meeting(self, size, is_gpu=self.world.plan.is_gpu)
+        first: Any = found[address].host
+        if first.data != self.data:
+            self.world.breaks("all hosts train on the same data", f"{first.name} and {self.name}")
         return found[address]
 
     def _judge_hang(self, trainer: Process, rank: int) -> None:
@@ -140,7 +145,7 @@ class HostAttempt(RankedAttempt):
         sleep(CLOCK.luck.uniform(1, 20))  # the dataset is verified
         hosts = Hosts.parse(f"{host.name}@{','.join(host.names)}")
         process.rank = hosts.number * host.ranks if hosts else 0
-        facts = {"dataset": "d", "run": "s3://runs/run-1"}
+        facts = {"dataset": host.data, "run": "s3://runs/run-1"}
         meeting = RankEnvironment(hosts=hosts).meeting(
             supervisor, host.ranks, host.folder, facts, arguments=(), start=self._start
         )

@@ -84,6 +84,7 @@ def live_through_job(plan: Any) -> Outcome:
 _HOWS = (
     "notice to one", "notice to one", "notice to all", "stop", "power off", "power off", "cut",
     "cut", "cut from all", "kill", "pause", "hang in a step", "hang in an evaluation", "slow",
+    "other data",
 )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def draw(seed: int) -> JobPlan:
         **own,
         hosts=luck.choice([2, 2, 4]),
         restarts=luck.choice(["all", "all", "one"]),
-        ends_others=luck.choice(["notice", "kill"]),
+        ends_others=luck.choice(["notice", "kill", "late"]),
     )
 
 

@@ -20,6 +20,8 @@ from tests.simulation.record import trace_of
 from tests.simulation.sockets import Network
 from tests.stacks.guard.world import HOUR, MINUTE, Machine
 
+# How an attempt may end for what happens to hosts: also killed, or before it could hear SIGTERM.
+_KNOWN = (1, 2, 74, 76, -9, -15)
 # Of a host that is cut off from S3; no other one knows of it.
 OUTAGE = Happening(at=-math.inf, what="s3", how="outage", whose="guard")
 
@@ -30,7 +32,7 @@ class JobPlan(Plan):
 
     hosts: int
     restarts: Literal["all", "one"]  # what SageMaker starts again once it has lost an instance
-    ends_others: Literal["notice", "kill"]  # and how it ends the others before
+    ends_others: Literal["notice", "kill", "late"]  # and how it ends the others before
 
     @property
     def most_seconds(self) -> float:
@@ -59,6 +61,7 @@ class JobWorld(Promised):
     reached: int = 0  # by the present attempt
     progressed_at: float = 0.0  # when its present attempt last did something
     disturbed_at: float = 0.0
+    next_data: str = "d"  # the fingerprint of what the next container finds
     writer: tuple[float, str] = (0.0, "")  # of the head, and since when
     meetings: dict[str, Meeting] = field(default_factory=dict)
     network: Network = None  # type: ignore[assignment]
@@ -98,6 +101,7 @@ class JobWorld(Promised):
         )
         self.machines.append(machine)
         container = Container(self, name, machine)
+        container.data, self.next_data = self.next_data, "d"
         self.hosts[machine.id] = self.network.hosts[name] = container
         self.calm_since = CLOCK.now
         self.tell(f"{name} starts")
@@ -124,6 +128,9 @@ class JobWorld(Promised):
                     self.breaks("a job that completes has finished its run", self.state_now)
             return
         self.facts["failed jobs"] += 1
+        failed = [each for each in container.codes if each not in (0, 75)]
+        if not (code == 143 and container.is_noticed) and len(failed) < 3 and 2 not in failed:
+            self.breaks("a job fails for a cause", f"{container.name} with {code} of {failed}")
         self.tell("the job has failed")
         self._end_all()
         self._submit_again()
@@ -172,6 +179,9 @@ class JobWorld(Promised):
         if self.plan.ends_others == "notice":
             seconds = NOTICE_SECONDS
             self.notice(self.running)
+        elif self.plan.ends_others == "kill":
+            self._end_all()
+            epoch = self.epoch
         CLOCK.start(self.process, restart, at=CLOCK.now + seconds + delay)
 
     def notice(self, hosts: list[Container], *, is_stopped: bool = False) -> None:
@@ -205,18 +215,26 @@ class JobWorld(Promised):
         if each.what == "s3":
             return
         host = live[int(each.whose) % len(live)]
-        self.disturbed_at = self.calm_since = CLOCK.now
-        if each.how.startswith("notice"):
+        self.calm_since = CLOCK.now
+        if each.how == "other data":
+            self.next_data = "e"
+        elif each.how.startswith("notice"):
             self.notice(live if each.how == "notice to all" else [host])
-        elif each.how == "power off":
+        elif each.how == "stop":
+            self.notice(live, is_stopped=True)
+        else:
+            self._disturb(host, each)
+
+    def _disturb(self, host: Container, each: Happening) -> None:
+        """What leaves no time to save."""
+        self.disturbed_at = CLOCK.now
+        if each.how == "power off":
             host.is_off = True
             host.power_off()
             host.is_gone, host.machine.ended = True, CLOCK.now
             self._lost(host)
             found = CLOCK.now + CLOCK.luck.choice([5.0, 60.0, 300.0])
             CLOCK.start(self.process, lambda: self.lose(host), at=found)
-        elif each.how == "stop":
-            self.notice(live, is_stopped=True)
         elif each.how in ("cut", "cut from all", "pause"):
             self._isolate(host, each)
         else:
@@ -298,10 +316,15 @@ class JobWorld(Promised):
         """How a trainer ended."""
         if code not in (0, 75):
             self.facts["failures"] += 1
-        if code in (2, 4, 76) and not self.facts["pause"]:
+        since = CLOCK.now - max(self.calm_since, self.disturbed_at)
+        is_known = since < 20 * MINUTE or self.was_troubled() or self.hangs_now or not self.is_whole
+        if code == 2:
+            is_known = self.facts["other data"] > 0
+        if code not in (0, 75) and not (is_known and code in _KNOWN):
             self.breaks("an attempt fails for a cause", f"{host.name} exited with {code}")
+        host.codes.append(code)
         if host.is_excused:  # it hung
-            self.calm_since = CLOCK.now
+            self.calm_since = self.disturbed_at = CLOCK.now
             for one in self.running:
                 one.is_excused = False
         if code not in (0, 75):
@@ -316,11 +339,22 @@ class JobWorld(Promised):
 
     def _judge_owed(self, step: int, since: float) -> None:
         """A notice to one host is answered for all."""
-        has_time = self.plan.answer_seconds < NOTICE_SECONDS
+        # A vote that has begun does not ask again: one more step for a notice to another host.
+        answer = self.plan.answer_seconds + 2.2 * self.plan.step_seconds + self._piece
+        has_time = answer < NOTICE_SECONDS
         is_excused = self.disturbed_at > since - MINUTE or self.was_troubled() or self.hangs_now
-        is_excused |= self.disturbed_at > since - 15 * MINUTE and self.facts["slow"] > 0
         if has_time and self.committed_step < step and not is_excused:
             self.breaks("a notice loses no step", f"{step} after {self.committed_step}")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all hosts are there, and reach each other."""
+        there = [one for one in self.running if CLOCK.now >= one.unreachable_until]
+        return len(there) == len(self.names)
+
+    @property
+    def _piece(self) -> float:
+        return min(30.0, self.plan.evaluation_seconds)
 
     @property
     def hangs_now(self) -> bool:
@@ -330,9 +364,7 @@ class JobWorld(Promised):
         """Whether work goes on wherever nothing keeps it from that."""
         plan, live = self.plan, self.running
         since = max(self.calm_since, self.progressed_at)
-        is_whole = len(self.network.hosts) == len(self.names) and len(live) == len(self.names)
-        is_whole &= not any(CLOCK.now < one.unreachable_until for one in live)
-        if not is_whole or self.was_troubled():
+        if not self.is_whole or self.was_troubled():
             return
         most = 5 * MINUTE + plan.life.first_step + 2 * SLOWEST * plan.step_seconds
         most += 4 * plan.save_seconds + plan.evaluation_seconds
@@ -360,6 +392,7 @@ class JobWorld(Promised):
             self.breaks("a job ends finished", f"{state or 'no head'}, {why}")
         elif self.committed_step != self.plan.steps:
             self.breaks("all steps are done", f"{self.committed_step} of {self.plan.steps}")
+        # Rank 0 hears of one to another host at the next vote, as late as that is.
         excused = ("notices-answered",) * (self.plan.troubled_until > 0)
         for line in broken_rules(trace_of(self.bucket, self.prefix))[:4] if head else ():
             if not line.startswith(excused or "-"):
