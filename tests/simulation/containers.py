@@ -4,6 +4,7 @@ Real are the rules by which training/cli/sagemaker.py starts a trainer again and
 its process, signals and log are stubbed here, and the network in sockets.py.
 """
 
+import math
 import signal
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ class Container(RankedHost):
         self.ports: dict[int, Any] = {}
         self.handler: Any = None  # of SIGTERM
         self.is_off = self.is_gone = self.is_done = False
+        self.noticed_at = math.inf
         self.data = "d"  # the fingerprint of its dataset
         self.codes: list[int] = []  # of its trainers
         self.is_given_up = False  # by SageMaker, which has started another one

@@ -93,7 +93,7 @@ def draw(seed: int) -> JobPlan:
     luck = random.Random(f"{seed}-hosts")
     found = plan_file._one(luck.randrange(10**9))
     work = plan_file._log(luck, 0.3 * HOUR, 8 * HOUR)
-    step = min(found.step_seconds, work / 20)
+    step = min(found.step_seconds, work / 20, luck.choice([30.0, 240.0]))
     steps = max(4, min(600, round(work / step)))
     happenings = list[Happening]()
     for _ in range(luck.choice([0, 1, 2, 3, 5, 8])):
@@ -117,6 +117,9 @@ def draw(seed: int) -> JobPlan:
         "seed": seed,
         "steps": steps,
         "step_seconds": step,
+        "state_bytes": plan_file._log(luck, 1e6, luck.choice([2e9, 60e9])),
+        "upload_rate": plan_file._log(luck, 1e8, 1e9),
+        "evaluation_seconds": plan_file._log(luck, 5, luck.choice([60, 20 * MINUTE])),
         "evaluation_every": luck.choice([0, max(2, steps // 7)]),
         "happenings": tuple(sorted(happenings, key=lambda each: each.at)),
         "deadline_hours": 0.0,
@@ -126,8 +129,14 @@ def draw(seed: int) -> JobPlan:
         "is_sharded": luck.random() < 0.4,
         "is_gpu": luck.random() < 0.5,
     }
+    last = None
+    if luck.random() < 0.3:
+        how, seconds = luck.choice(["kill", "power off", "notice to one"]), luck.uniform(0, 4)
+        whose = f"{luck.randrange(8)}"
+        last = Happening(at=0.0, what="host", how=how, whose=whose, seconds=seconds)
     return JobPlan(
         **own,
+        at_the_end=last,
         hosts=luck.choice([2, 2, 4]),
         restarts=luck.choice(["all", "all", "one"]),
         ends_others=luck.choice(["notice", "kill", "late"]),

@@ -34,6 +34,8 @@ class JobPlan(Plan):
     restarts: Literal["all", "one"]  # what SageMaker starts again once it has lost an instance
     ends_others: Literal["notice", "kill", "late"]  # and how it ends the others before
 
+    at_the_end: Happening | None = None  # so many seconds after the run has finished
+
     @property
     def most_seconds(self) -> float:
         """How long it may take, with all that happens to it."""
@@ -129,7 +131,8 @@ class JobWorld(Promised):
             return
         self.facts["failed jobs"] += 1
         failed = [each for each in container.codes if each not in (0, 75)]
-        if not (code == 143 and container.is_noticed) and len(failed) < 3 and 2 not in failed:
+        has_waited = CLOCK.now - container.noticed_at > NOTICE_SECONDS + 29.0
+        if not (code == 143 and has_waited) and len(failed) < 3 and 2 not in failed:
             self.breaks("a job fails for a cause", f"{container.name} with {code} of {failed}")
         self.tell("the job has failed")
         self._end_all()
@@ -189,11 +192,11 @@ class JobWorld(Promised):
         step = max((one.step or 0 for one in self.running), default=0)
         at, epoch = CLOCK.now, self.epoch
         for one in hosts:
-            one.is_noticed = True
+            one.is_noticed, one.noticed_at = True, min(one.noticed_at, CLOCK.now)
             one.signal()
 
         def end() -> None:
-            self._judge_owed(step, at)
+            self._judge_owed(step, at, hosts)
             if is_stopped and not self.completed_at and epoch == self.epoch:
                 self.tell("the job is stopped")
                 self._end_all()
@@ -276,8 +279,9 @@ class JobWorld(Promised):
     def _judge_loss(self, host: Container, trainer: Process) -> None:
         is_excused = host.is_noticed or trainer.paused_until > CLOCK.now
         if not trainer.ended.wait(LOSS_SECONDS) and not (is_excused or self.was_troubled()):
-            how = f"{host.name} trains on {LOSS_SECONDS:.0f} s after it"
-            self.breaks("a lost host ends the attempt", how)
+            how = f"{host.name} waits {LOSS_SECONDS:.0f} s after it"
+            ends = "keeps nobody after the end" if self.ended_at else "ends the attempt"
+            self.breaks(f"a lost host {ends}", how)
 
     def _hit_rank(self, host: Container, each: Happening) -> None:
         processes = host.rank_processes
@@ -337,14 +341,20 @@ class JobWorld(Promised):
             how = f"{host.name} at {self.reached}, and {self.committed_step} is committed, by {by}"
             self.breaks("what is called saved is saved", how)
 
-    def _judge_owed(self, step: int, since: float) -> None:
+    def _judge_owed(self, step: int, since: float, hosts: list[Container]) -> None:
         """A notice to one host is answered for all."""
         # A vote that has begun does not ask again: one more step for a notice to another host.
         answer = self.plan.answer_seconds + 2.2 * self.plan.step_seconds + self._piece
         has_time = answer < NOTICE_SECONDS
         is_excused = self.disturbed_at > since - MINUTE or self.was_troubled() or self.hangs_now
-        if has_time and self.committed_step < step and not is_excused:
+        if not has_time or is_excused:
+            return
+        self.facts["owed"] += 1
+        if self.committed_step < step:
             self.breaks("a notice loses no step", f"{step} after {self.committed_step}")
+        for one in hosts:
+            if one.step is not None and not one.is_gone:
+                self.breaks("a notice ends the attempt", one.name)
 
     @property
     def is_whole(self) -> bool:
@@ -381,6 +391,9 @@ class JobWorld(Promised):
         super()._new_head(head)
         if head["writer"] != self.writer[1]:
             self.writer = CLOCK.now, head["writer"]
+        if head["state"] == "finished" and (last := self.plan.at_the_end):
+            at = CLOCK.now + last.seconds
+            CLOCK.start(self.process, lambda: self.happen(last), at=at)
         if head["state"] == "finished":
             self.bucket.write(self.prefix + FINAL, b"weights")
 

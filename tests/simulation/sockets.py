@@ -224,6 +224,7 @@ _NAMES = (
     "TCP_KEEPCNT",
 )  # fmt: skip
 _SOCKET = SimpleNamespace(
+    socket=_Socket,
     create_server=_create_server,
     create_connection=_create_connection,
     **{name: getattr(real, name) for name in _NAMES},
