@@ -9,6 +9,7 @@ import pickle
 import queue
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -96,14 +97,16 @@ class _Call:
         self.put: dict[int, Callable[[], None]] = {}
         self._is_heard = False
 
-    def wait(self) -> "_Call":
-        group = self.group
+    def wait(self, timeout: timedelta | None = None) -> "_Call":
+        group, until = self.group, CLOCK.now + (timeout or timedelta.max).total_seconds()
         while not self.is_over:
             if group.breaks and group.meeting.gone and group.meeting.has_broken:
                 sleep(CLOCK.luck.uniform(0.001, 0.3))
                 raise RuntimeError(f"[{group.name}] Connection closed by peer")
+            if CLOCK.now >= until:
+                raise RuntimeError(f"[{group.name}] Timed out waiting {timeout} for operations")
             self.changed.clear()
-            self.changed.wait()
+            self.changed.wait(until - CLOCK.now)
         sleep(CLOCK.luck.uniform(0.0001, 0.002))
         if (put := self.put.pop(CLOCK.process.rank, None)) is not None:
             put()
@@ -158,6 +161,11 @@ def _broadcast_objects(box: list[Any], src: int, group: Any) -> None:
 def _all_gather_objects(found: list[Any], value: Any, group: Any) -> None:
     call = _group(group).enter("all_gather object", pickle.dumps(value))
     found[:] = [pickle.loads(each) for each in call.wait().in_order]
+
+
+def _barrier(group: Any = None, async_op: bool = False) -> _Call | None:
+    call = _group(group).enter("barrier")
+    return call if async_op else call.wait() and None
 
 
 def _init(backend: str, **_: Any) -> None:
@@ -232,7 +240,7 @@ DIST = SimpleNamespace(
     broadcast=_broadcast,
     broadcast_object_list=_broadcast_objects,
     all_gather_object=_all_gather_objects,
-    barrier=lambda group: _group(group).enter("barrier").wait() and None,
+    barrier=_barrier,
 )
 STUBS: tuple[tuple[Any, str, Any], ...] = (
     (world_file, "dist", DIST),

@@ -96,7 +96,8 @@ class Container(RankedHost):
 
     def says(self, text: str) -> None:
         """A line of its log."""
-        self.world.tell(f"{self.name}: {text.removeprefix('[sagemaker] ')}")
+        said = text.removeprefix("[sagemaker] ").replace(f"{self.folder}/", "")
+        self.world.tell(f"{self.name}: {said}")
         if "saved; this" in text and "not saved" not in text:
             self.world.judge_saved(self)
 

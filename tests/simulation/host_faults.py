@@ -33,7 +33,8 @@ FAULTS: Mapping[str, Fault] = {
         sagemaker, "_await_the_end", "> 0:", "> 140:", "a job fails for a cause"
     ),
     "SIGTERM is not passed on": _text(
-        sagemaker._Command, "_pass_on", "self._process is not None and", "False and", "loses no step"
+        sagemaker._Command, "_pass_on",
+        "self._process is not None and", "False and", "loses no step",
     ),
     "one failure ends the job": _fault(
         sagemaker._Command.__init__, "__defaults__",

@@ -134,6 +134,8 @@ class JobWorld(Promised):
         has_waited = CLOCK.now - container.noticed_at > NOTICE_SECONDS + 29.0
         if not (code == 143 and has_waited) and len(failed) < 3 and 2 not in failed:
             self.breaks("a job fails for a cause", f"{container.name} with {code} of {failed}")
+        if self.ended_at and code != 143 and not self.was_troubled():
+            self.breaks("the job of a finished run completes", f"{container.name} with {code}")
         self.tell("the job has failed")
         self._end_all()
         self._submit_again()
@@ -278,10 +280,11 @@ class JobWorld(Promised):
 
     def _judge_loss(self, host: Container, trainer: Process) -> None:
         is_excused = host.is_noticed or trainer.paused_until > CLOCK.now
-        if not trainer.ended.wait(LOSS_SECONDS) and not (is_excused or self.was_troubled()):
-            how = f"{host.name} waits {LOSS_SECONDS:.0f} s after it"
-            ends = "keeps nobody after the end" if self.ended_at else "ends the attempt"
-            self.breaks(f"a lost host {ends}", how)
+        seconds, ends = LOSS_SECONDS, "ends the attempt"
+        if self.ended_at:
+            seconds, ends = 4 * MINUTE, "keeps nobody after the end"
+        if not trainer.ended.wait(seconds) and not (is_excused or self.was_troubled()):
+            self.breaks(f"a lost host {ends}", f"{host.name} waits {seconds:.0f} s after it")
 
     def _hit_rank(self, host: Container, each: Happening) -> None:
         processes = host.rank_processes
