@@ -22,6 +22,7 @@ from tests.simulation import plan as plan_file
 from tests.simulation.account import Account
 from tests.simulation.clock import CLOCK
 from tests.simulation.containers import STUBS
+from tests.simulation.habits import log_uniform
 from tests.simulation.jobs import OUTAGE, JobPlan, JobWorld
 from tests.simulation.life import BEGIN, Outcome, _memory, simulated
 from tests.simulation.plan import Happening, Plan
@@ -92,7 +93,7 @@ def draw(seed: int) -> JobPlan:
     """Draw a job's plan: a shorter run than a fleet's, its hosts and what happens to them."""
     luck = random.Random(f"{seed}-hosts")
     found = plan_file._one(luck.randrange(10**9))
-    work = plan_file._log(luck, 0.3 * HOUR, 8 * HOUR)
+    work = log_uniform(luck, 0.3 * HOUR, 8 * HOUR)
     step = min(found.step_seconds, work / 20, luck.choice([30.0, 240.0]))
     steps = max(4, min(600, round(work / step)))
     happenings = list[Happening]()
@@ -100,14 +101,14 @@ def draw(seed: int) -> JobPlan:
         at = luck.uniform(0, 1.2 * steps * step + 10 * MINUTE)
         if luck.random() < 0.25:
             trouble = luck.choice(["outage", "throttle", "slow", "lost"])
-            seconds, share = plan_file._log(luck, 20, 20 * MINUTE), luck.choice([1.0, 0.5, 0.1])
+            seconds, share = log_uniform(luck, 20, 20 * MINUTE), luck.choice([1.0, 0.5, 0.1])
             one = Happening(
                 at=at, what="s3", how=trouble, whose="all", seconds=seconds, share=share
             )
         else:
             how = luck.choice(_HOWS)
             lasting = how in ("cut", "cut from all", "pause", "slow")
-            seconds = plan_file._log(luck, 1, 30 * MINUTE) if lasting else 0.0
+            seconds = log_uniform(luck, 1, 30 * MINUTE) if lasting else 0.0
             share = luck.choice([1.0, luck.random()]) if lasting else 1.0
             whose = f"{luck.randrange(8)}"
             one = Happening(at=at, what="host", how=how, whose=whose, seconds=seconds, share=share)
@@ -117,9 +118,9 @@ def draw(seed: int) -> JobPlan:
         "seed": seed,
         "steps": steps,
         "step_seconds": step,
-        "state_bytes": plan_file._log(luck, 1e6, luck.choice([2e9, 60e9])),
-        "upload_rate": plan_file._log(luck, 1e8, 1e9),
-        "evaluation_seconds": plan_file._log(luck, 5, luck.choice([60, 20 * MINUTE])),
+        "state_bytes": log_uniform(luck, 1e6, luck.choice([2e9, 60e9])),
+        "upload_rate": log_uniform(luck, 1e8, 1e9),
+        "evaluation_seconds": log_uniform(luck, 5, luck.choice([60, 20 * MINUTE])),
         "evaluation_every": luck.choice([0, max(2, steps // 7)]),
         "happenings": tuple(sorted(happenings, key=lambda each: each.at)),
         "deadline_hours": 0.0,

@@ -6,6 +6,7 @@ otherwise than with 0 fails the job, which a person submits again, at times with
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from contract.keys import FINAL
@@ -134,8 +135,6 @@ class JobWorld(Promised):
         has_waited = CLOCK.now - container.noticed_at > NOTICE_SECONDS + 29.0
         if not (code == 143 and has_waited) and len(failed) < 3 and 2 not in failed:
             self.breaks("a job fails for a cause", f"{container.name} with {code} of {failed}")
-        if self.ended_at and code != 143 and not self.was_troubled():
-            self.breaks("the job of a finished run completes", f"{container.name} with {code}")
         self.tell("the job has failed")
         self._end_all()
         self._submit_again()
@@ -276,7 +275,7 @@ class JobWorld(Promised):
         for other in self.running:
             own = other.trainer
             if other is not host and own is not None and own.meeting is trainer.meeting:
-                CLOCK.start(self.process, lambda other=other, own=own: self._judge_loss(other, own))
+                CLOCK.start(self.process, partial(self._judge_loss, other, own))
 
     def _judge_loss(self, host: Container, trainer: Process) -> None:
         is_excused = host.is_noticed or trainer.paused_until > CLOCK.now
@@ -301,7 +300,7 @@ class JobWorld(Promised):
             for one in self.running if meeting is not None else ():
                 own = one.trainer
                 if own is not None and own.meeting is meeting:
-                    CLOCK.start(self.process, lambda one=one, own=own: self._judge_loss(one, own))
+                    CLOCK.start(self.process, partial(self._judge_loss, one, own))
 
     def trouble(self, who: str) -> Happening | None:
         host: Any = self.hosts[who]
@@ -330,6 +329,9 @@ class JobWorld(Promised):
         if code not in (0, 75) and not (is_known and code in _KNOWN):
             self.breaks("an attempt fails for a cause", f"{host.name} exited with {code}")
         host.codes.append(code)
+        is_late = self.ended_at and CLOCK.now - self.ended_at > 5 * MINUTE
+        if is_late and code not in (0, 75) and not self.was_troubled():
+            self.breaks("a finished run is met for by nobody", f"{host.name} exited with {code}")
         if host.is_excused:  # it hung
             self.calm_since = self.disturbed_at = CLOCK.now
             for one in self.running:
@@ -350,7 +352,7 @@ class JobWorld(Promised):
         answer = self.plan.answer_seconds + 2.2 * self.plan.step_seconds + self._piece
         has_time = answer < NOTICE_SECONDS
         is_excused = self.disturbed_at > since - MINUTE or self.was_troubled() or self.hangs_now
-        if not has_time or is_excused:
+        if not has_time or is_excused or self.ended_at:
             return
         self.facts["owed"] += 1
         if self.committed_step < step:
@@ -417,7 +419,7 @@ class JobWorld(Promised):
     def live_on(self, until: float) -> None:
         CLOCK.start(self.process, lambda: self.submit(self.plan.hosts))
         for each in self.plan.happenings:
-            CLOCK.start(self.process, lambda each=each: self.happen(each), at=self.began + each.at)
+            CLOCK.start(self.process, partial(self.happen, each), at=self.began + each.at)
         while CLOCK.now < until and not self.completed_at:
             CLOCK.run(CLOCK.now + 20)
             self._judge(20.0)

@@ -16,7 +16,7 @@ from tests.simulation.clock import CLOCK, Event, Process, sleep
 from training.durable.attempt import ranks as ranks_file
 
 if TYPE_CHECKING:
-    from tests.simulation.hosts import Container
+    from tests.simulation.containers import Container
 
 # Of ranks.py: 2 s of silence and five probes, one each second, the last of which waits, too.
 _PROBED_SECONDS = 7.0
