@@ -52,6 +52,7 @@ class Process:
     rank: int = 0
     ranks: list["Process"] = field(default_factory=list)  # the others, which rank 0 has started
     meeting: Any = None  # of all of them (collectives.py)
+    attempt: Any = None  # of its machine
     ended: "Event" = field(default_factory=lambda: Event())
 
     def end(self, code: int = -9) -> None:

@@ -1,4 +1,4 @@
-"""torch.distributed in virtual time: what `World` asks of it, between the ranks of one machine.
+"""torch.distributed in virtual time: what `World` asks of it, between the ranks of an attempt.
 
 A call is over once all ranks have entered it. A rank that is gone breaks gloo's connections, and
 leaves NCCL's calls waiting, as it does one that all wait for; only a watchdog sees that. Ranks
@@ -9,6 +9,7 @@ import pickle
 import queue
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,15 @@ from tests.simulation.clock import CLOCK, Event, Process, sleep
 from training.durable.attempt import world as world_file
 
 if TYPE_CHECKING:
-    from tests.simulation.machine import Host
+    from tests.simulation.ranks import RankedHost
 
 
 class Meeting:
     """The ranks of one attempt, with what they share."""
 
-    def __init__(self, host: "Host", size: int, *, is_gpu: bool) -> None:
+    def __init__(self, host: "RankedHost", size: int, *, is_gpu: bool) -> None:
         self.host, self.size = host, size
+        self.hosts: dict[int, RankedHost] = {}  # of ranks, where they have several
         self.gone: set[int] = set()  # ended, or left the group
         self.notes: dict[str, str] = {}
         self.rounds: Counter[int] = Counter()  # how often each rank has begun to train
@@ -36,9 +38,25 @@ class Meeting:
     def lose(self, rank: int) -> None:
         """A rank's process has ended, or has closed its connections."""
         self.gone.add(rank)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Have all that wait look at who is gone, and whether the network is whole."""
         for group in self.groups:
             for call in group.calls.values():
                 call.changed.set()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each of its hosts reaches the others."""
+        hosts = dict.fromkeys(self.hosts.values())
+        return len(hosts) < 2 or all(a.reaches(b) for a in hosts for b in hosts)
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether the rank that asks has heard that another one is gone."""
+        own = CLOCK.process.supervisor.host
+        return any(self.hosts.get(rank, own).reaches(own) for rank in self.gone)
 
 
 class _Group:
@@ -63,8 +81,8 @@ class _Group:
             meeting.host.world.breaks("all ranks call alike", how)
             sleep(float("inf"))
         call.values[rank] = value
-        if len(call.values) == meeting.size:
-            del self.calls[number]
+        if len(call.values) == meeting.size and meeting.is_whole:
+            self.calls.pop(number)
             call.changed.set()
         return call
 
@@ -77,19 +95,30 @@ class _Call:
         self.values: dict[int, Any] = {}
         self.changed = Event()
         self.put: dict[int, Callable[[], None]] = {}
+        self._is_heard = False
 
-    def wait(self) -> "_Call":
-        group = self.group
-        while len(self.values) < group.meeting.size:
-            if group.meeting.gone and group.breaks:
+    def wait(self, timeout: timedelta | None = None) -> "_Call":
+        group, until = self.group, CLOCK.now + (timeout or timedelta.max).total_seconds()
+        while not self.is_over:
+            if group.breaks and group.meeting.gone and group.meeting.has_broken:
                 sleep(CLOCK.luck.uniform(0.001, 0.3))
                 raise RuntimeError(f"[{group.name}] Connection closed by peer")
+            if CLOCK.now >= until:
+                raise RuntimeError(f"[{group.name}] Timed out waiting {timeout} for operations")
             self.changed.clear()
-            self.changed.wait()
+            self.changed.wait(until - CLOCK.now)
         sleep(CLOCK.luck.uniform(0.0001, 0.002))
         if (put := self.put.pop(CLOCK.process.rank, None)) is not None:
             put()
         return self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have entered it, and all have heard of that."""
+        if len(self.values) < self.group.meeting.size:
+            return False
+        self._is_heard = self._is_heard or self.group.meeting.is_whole
+        return self._is_heard
 
     @property
     def in_order(self) -> list[Any]:
@@ -134,12 +163,17 @@ def _all_gather_objects(found: list[Any], value: Any, group: Any) -> None:
     found[:] = [pickle.loads(each) for each in call.wait().in_order]
 
 
+def _barrier(group: Any = None, async_op: bool = False) -> _Call | None:
+    call = _group(group).enter("barrier")
+    return call if async_op else call.wait() and None
+
+
 def _init(backend: str, **_: Any) -> None:
     """Wait for all others; there is no connection yet that one who ends could break."""
     del backend
     meeting = CLOCK.process.meeting
     call = meeting.groups[1].enter("init")
-    while len(call.values) < meeting.size:
+    while not call.is_over:
         call.changed.clear()
         call.changed.wait()
 
@@ -171,7 +205,11 @@ class _Notes:
         return self._notes[key].encode()
 
 
-def _rendezvous(*_: Any, **__: Any) -> Iterator[Any]:
+def _rendezvous(address: str, rank: int, size: int, **_: Any) -> Iterator[Any]:
+    process = CLOCK.process
+    if process.meeting is None:  # the hosts have agreed on an address (hosts.py)
+        process.meeting = process.supervisor.host.meeting_at(address, size)
+        process.meeting.hosts[rank] = process.supervisor.host
     yield SimpleNamespace(set_timeout=lambda _: None), 0, 0
 
 
@@ -202,7 +240,7 @@ DIST = SimpleNamespace(
     broadcast=_broadcast,
     broadcast_object_list=_broadcast_objects,
     all_gather_object=_all_gather_objects,
-    barrier=lambda group: _group(group).enter("barrier").wait() and None,
+    barrier=_barrier,
 )
 STUBS: tuple[tuple[Any, str, Any], ...] = (
     (world_file, "dist", DIST),
@@ -215,4 +253,5 @@ STUBS: tuple[tuple[Any, str, Any], ...] = (
 def watch(process: Process) -> None:
     """Wait for a rank's process to end, of which the others' connections tell."""
     process.ended.wait()
-    process.meeting.lose(process.rank)
+    if process.meeting is not None:
+        process.meeting.lose(process.rank)

@@ -17,7 +17,7 @@ Kind = Literal[
     "takeback", "s3", "no capacity", "price", "pause", "hang", "crash", "failed start", "dead boot",
     "guard off", "guard twice", "guard call fails", "clock", "rebalance", "slow boot",
     "ledger damaged", "gpu fault", "person stops", "checkpoints damaged", "head deleted", "deploy",
-    "power off", "new version", "budget damaged", "rank", "diverge",
+    "power off", "new version", "budget damaged", "rank", "diverge", "host",
 ]  # fmt: skip
 # What Spot does, and what is known to happen to a call: under these alone a deadline is kept.
 MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")

@@ -61,7 +61,7 @@ class _RankProcess:
         self.stdin: Any = SimpleNamespace(close=self._closed)
         self._pipe = Event()
         CLOCK.start(process, self._end_with_rank_0)
-        CLOCK.start(leader.meeting.host.world.process, lambda: self._die_with(leader))
+        CLOCK.start(leader.supervisor.host.world.process, lambda: self._die_with(leader))
 
     def _closed(self) -> None:
         self._pipe.set()
@@ -147,6 +147,10 @@ class RankedHost(Host):
                 }[name]
                 CLOCK.start(process, act, at=CLOCK.now + CLOCK.luck.uniform(0, 3))
 
+    def reaches(self, other: "RankedHost") -> bool:
+        """Whether the network brings what it sends to another host of its attempt (hosts.py)."""
+        return True
+
     def slowness(self, rank: int) -> float:
         slow, until, times = self.slow
         return times if rank == slow and CLOCK.now < until else 1.0
@@ -228,8 +232,8 @@ class RankedAttempt(Attempt):
 
     def lead(self, supervisor: Supervisor) -> int:
         host, process = self.host, self.process
+        process.attempt = self
         process.meeting = Meeting(host, host.ranks, is_gpu=self.plan.is_gpu)
-        process.meeting.attempt = self
         CLOCK.start(self.world.process, lambda: collectives.watch(process))
         meeting = RankEnvironment().meeting(
             supervisor, host.ranks, host.folder, {}, arguments=(), start=self._start
@@ -247,7 +251,7 @@ class RankedAttempt(Attempt):
         own, rank = self.process, int(variables["RANK"])
         process = Process(
             name=f"{own.name}/{rank}", clock_off=own.clock_off, version=own.version, rank=rank,
-            meeting=own.meeting,
+            meeting=own.meeting, attempt=self,
         )  # fmt: skip
         own.ranks.append(process)
         CLOCK.start(process, lambda: process.end(self._follow(process, variables)))
@@ -283,7 +287,8 @@ class RankedAttempt(Attempt):
             with world.leaving(), closing(job):
                 return job.lead(supervisor) if world.leads else job.follow(supervisor)
         except RuntimeError as error:
-            if type(error) is not RuntimeError or not CLOCK.process.meeting.gone or world.leads:
+            own, is_first = CLOCK.process, CLOCK.process is self.process
+            if type(error) is not RuntimeError or is_first or not own.meeting.gone:
                 raise
             raise AttemptEndedError(str(error)) from error  # Python ends with 1, too
 
@@ -315,7 +320,7 @@ class _Stages(engine.StageSequence):
         self._context, self._run_config = context, record
         self._store = context.supervisor.hearing(context.store)
         self._skipped_steps, self._snapshot, self._verified = (), None, None
-        self._attempt: RankedAttempt = CLOCK.process.meeting.attempt
+        self._attempt: RankedAttempt = CLOCK.process.attempt
 
     def _resume(self) -> Position | None:
         position = super()._resume()
@@ -435,7 +440,7 @@ class RankedLoop(_Loop):
 
 def _read_whole(store: Store, entry: CheckpointEntry, parts: Any = None) -> Any:
     del parts
-    state = CLOCK.process.meeting.attempt._read(store, entry)
+    state = CLOCK.process.attempt._read(store, entry)
     return resume_file.CheckpointContent(tensors={}, state=state)
 
 
@@ -446,7 +451,7 @@ def _read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
 
 
 def _read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Any]:
-    plan = CLOCK.process.meeting.attempt.plan
+    plan = CLOCK.process.attempt.plan
     left = plan.state_bytes / plan.upload_rate
     while left > 0:
         store.uri  # noqa: B018 - each part that arrives is heard
