@@ -119,7 +119,7 @@ def test_four_hosts_of_two_ranks_and_then_two_of_four_give_the_bits_of_one_rank(
         _until(job, lambda: "this container waits for its end" in job.log("algo-2"))
         others = [host for host in _HOSTS if host != "algo-2"]
         _until(job, lambda: all("another host is ending" in job.log(host) for host in others))
-        assert "saved; this container" in job.log("algo-2")
+        assert "its last commit is of step" in job.log("algo-2")
         assert run.head.state == "released" and job.num_starts == 1
         # Then SageMaker starts all of them again by itself.
         job.notice_seconds, before = 0.0, committed()

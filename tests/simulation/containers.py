@@ -5,6 +5,7 @@ its process, signals and log are stubbed here, and the network in sockets.py.
 """
 
 import math
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from tests.simulation.stubs import place_of
 from tests.stacks.guard.world import Machine
 from training.cli import run as run_file
 from training.cli import sagemaker
-from training.durable.attempt import supervisor as supervisor_file
 from training.durable.attempt.ranks import Hosts
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.attempt.world import RankEnvironment
@@ -57,7 +57,6 @@ class Container(RankedHost):
         self.codes: list[int] = []  # of its trainers
         self.is_given_up = False  # by SageMaker, which has started another one
         self.unreachable_until = self.dark_until = 0.0  # for the others; S3 for it
-        self.has_last_resort = False  # which has ended its trainer
 
     def _boot(self) -> None:
         job = sagemaker._SageMakerJob(
@@ -98,8 +97,8 @@ class Container(RankedHost):
         """A line of its log."""
         said = text.removeprefix("[sagemaker] ").replace(f"{self.folder}/", "")
         self.world.tell(f"{self.name}: {said}")
-        if "saved; this" in text and "not saved" not in text:
-            self.world.judge_saved(self)
+        if (named := re.search("its last commit is of step ([0-9]+)", text)) is not None:
+            self.world.judge_named(self, int(named[1]))
 
     def signal(self) -> None:
         """SIGTERM, which the first process of a container does not hear without a handler."""
@@ -214,11 +213,6 @@ def _say(text: str, **_: Any) -> None:
     CLOCK.process.supervisor.says(text)
 
 
-def _say_at_last(text: str, **_: Any) -> None:
-    if "[emergency]" in text or "[failed]" in text:
-        CLOCK.process.supervisor.host.has_last_resort = True
-
-
 def _open_store(uri: str) -> _Store:
     own: Container = CLOCK.process.supervisor
     return _Store(own.world, own.machine.id)  # type: ignore[arg-type]
@@ -231,15 +225,11 @@ def _hostname() -> str:
 
 _SIGNAL = SimpleNamespace(signal=_signal, SIGTERM=signal.SIGTERM, Signals=signal.Signals)
 _SUBPROCESS = SimpleNamespace(Popen=_Trainer, DEVNULL=-3, PIPE=-1)
-_COMMAND: Any = sagemaker._Command.__init__
 STUBS: tuple[tuple[Any, str, Any], ...] = (
     *sockets.STUBS,
     (sagemaker, "signal", _SIGNAL),
     (sagemaker, "subprocess", _SUBPROCESS),
     (sagemaker, "print", _say),
-    (supervisor_file, "print", _say_at_last),
     (sagemaker, "open_store", _open_store),
-    # Its default is the real time's.
-    (_COMMAND, "__defaults__", (sleep, *_COMMAND.__defaults__[1:])),
     (policy_file, "socket", SimpleNamespace(gethostname=_hostname)),
 )

@@ -17,10 +17,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.simulation import plan as plan_file
 from tests.simulation.account import Account
-from tests.simulation.clock import CLOCK
+from tests.simulation.clock import CLOCK, sleep
 from tests.simulation.containers import STUBS
 from tests.simulation.habits import log_uniform
 from tests.simulation.jobs import OUTAGE, JobPlan, JobWorld
@@ -29,12 +30,15 @@ from tests.simulation.plan import Happening, Plan
 from tests.simulation.story import shortened, shrink
 from tests.simulation.stubs import place_of, stubbed
 from tests.stacks.guard.world import HOUR, MINUTE
+from training.cli import sagemaker
 
 
 @contextmanager
 def simulated_job() -> Iterator[None]:
     """Context in which the project's code knows the simulation alone."""
-    with simulated(), stubbed(STUBS):
+    begin: Any = sagemaker._Command.__init__
+    own = mock.patch.object(begin, "__defaults__", (sleep, *begin.__defaults__[1:]))
+    with simulated(), stubbed(STUBS), own:
         yield
 
 

@@ -281,7 +281,7 @@ class JobWorld(Promised):
         is_excused = host.is_noticed or trainer.paused_until > CLOCK.now
         seconds, ends = LOSS_SECONDS, "ends the attempt"
         if self.ended_at:
-            seconds, ends = 4 * MINUTE, "keeps nobody after the end"
+            seconds, ends = 11 * MINUTE, "keeps nobody after the end"
         if not trainer.ended.wait(seconds) and not (is_excused or self.was_troubled()):
             self.breaks(f"a lost host {ends}", f"{host.name} waits {seconds:.0f} s after it")
 
@@ -329,7 +329,9 @@ class JobWorld(Promised):
         if code not in (0, 75) and not (is_known and code in _KNOWN):
             self.breaks("an attempt fails for a cause", f"{host.name} exited with {code}")
         host.codes.append(code)
-        is_late = self.ended_at and CLOCK.now - self.ended_at > 5 * MINUTE
+        # An end waits ten minutes for a host that is lost.
+        last = max(self.ended_at, self.disturbed_at)
+        is_late = self.ended_at and CLOCK.now - last > 12 * MINUTE
         if is_late and code not in (0, 75) and not self.was_troubled():
             self.breaks("a finished run is met for by nobody", f"{host.name} exited with {code}")
         if host.is_excused:  # it hung
@@ -339,12 +341,11 @@ class JobWorld(Promised):
         if code not in (0, 75):
             self.reached = min(self.reached, self.committed_step)
 
-    def judge_saved(self, host: Container) -> None:
-        """A container says that the run is saved, and waits for its end."""
-        if self.committed_step < self.reached:
-            by = "its last resort" if host.has_last_resort else "the main thread"
-            how = f"{host.name} at {self.reached}, and {self.committed_step} is committed, by {by}"
-            self.breaks("what is called saved is saved", how)
+    def judge_named(self, host: Container, step: int) -> None:
+        """A container names the last commit, and waits for its end."""
+        if self.committed_step < step:
+            how = f"{host.name} names {step}, and {self.committed_step} is committed"
+            self.breaks("a commit that is named is one", how)
 
     def _judge_owed(self, step: int, since: float, hosts: list[Container]) -> None:
         """A notice to one host is answered for all."""

@@ -13,9 +13,6 @@ from tests.simulation.jobs import JobPlan
 from tests.simulation.plan import Happening
 from tests.simulation.story import shrink
 
-# What the product does not keep yet: each has a life below that shows it.
-KNOWN = ("what is called saved is saved", "a lost host keeps nobody after the end")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _world() -> Iterator[None]:
@@ -75,6 +72,19 @@ _KEPT = {
         _plan(restarts="one", at_the_end=_host(0.0, "kill", 1, 0.5)),
         ("a finished run is met for",),
     ),
+    "steps longer than a notice": (
+        replace(
+            _plan(_host(900.0, "notice to one", 1)),
+            steps=10,
+            step_seconds=300.0,
+            interval="7steps",
+        ),
+        (),
+    ),
+    "a host lost after the end": (
+        _plan(restarts="one", at_the_end=_host(0.0, "power off", 1)),
+        ("an end waits for who is gone",),
+    ),
     "calm": (_plan(), ("two leaders",)),
 }
 
@@ -109,17 +119,4 @@ def test_many_jobs_keep_every_promise() -> None:
 
 def _live(seed: int) -> None:
     found = live_through_job(draw(seed))
-    if not any(each.startswith(KNOWN) for each in found.broken):
-        assert found.broken == (), shrink(found, live_through_job).plan
-
-
-_LONG_STEPS = replace(
-    _plan(_host(900.0, "notice to one", 1)), steps=10, step_seconds=300.0, interval="7steps"
-)
-_LOST_LAST = _plan(restarts="one", at_the_end=_host(0.0, "power off", 1))
-
-
-@pytest.mark.parametrize("plan", [_LONG_STEPS, _LOST_LAST], ids=KNOWN)
-@pytest.mark.xfail(strict=True, reason="the product does not keep it yet")
-def test_what_is_known_is_kept(plan: JobPlan) -> None:
-    assert live_through_job(plan).broken == ()
+    assert found.broken == (), shrink(found, live_through_job).plan

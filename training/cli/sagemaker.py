@@ -233,7 +233,11 @@ def _train(job: _SageMakerJob) -> int:
         # SageMaker makes one archive of all hosts' model folders.
         return _leave_model(job) if job.leads else Exit.FINISHED
     if command.terminated_at is not None:
-        how = "saved" if code == Exit.INTERRUPTED else f"not saved: {command.reason(code)}"
+        how = f"not saved: {command.reason(code)}"
+        if code == Exit.INTERRUPTED:  # what this host has done may lie beyond the last commit
+            head = _head(job)
+            newest = head.checkpoints[-1:] if head else ()
+            how = f"its last commit is of step {newest[0].step}" if newest else "it has ended"
         return _await_the_end(job, command.terminated_at, how)
     _write_failure(job.failure_file, _reason_of_run(job) or command.reason(code))
     return code if code > 0 else Exit.FAILED
@@ -251,9 +255,13 @@ def _import(job: _SageMakerJob) -> tuple["_Command", int]:
 
 def _reason_of_run(job: _SageMakerJob) -> str | None:
     """Return why the run has failed for good: a second attempt says so only in its log."""
+    head = _head(job)
+    return head.reason if head is not None and head.state == "failed" else None
+
+
+def _head(job: _SageMakerJob) -> Head | None:
     with contextlib.suppress(UserError, StoreError):
-        head = Head.read(open_store(job.run_uri))
-        return head.reason if head is not None and head.state == "failed" else None
+        return Head.read(open_store(job.run_uri))
     return None
 
 

@@ -21,6 +21,7 @@ from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import _Command, _read_job
+from training.durable import Head, open_store
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 
@@ -78,7 +79,10 @@ def test_an_interrupted_job_goes_on_in_its_next_container(
             if line.startswith("first: "):
                 first.send_signal(signal.SIGTERM)
             if "waits for its end" in line:
-                assert line == "[sagemaker] saved; this container waits for its end\n"
+                committed = Head.read(open_store(str(tmp_path / "bucket/runs/run-1")))
+                assert committed is not None and committed.state == "released"
+                last = f"its last commit is of step {committed.checkpoints[-1].step}"
+                assert line == f"[sagemaker] {last}; this container waits for its end\n"
                 assert first.poll() is None, "an exit code would end the job"
                 first.kill()
     with _container(root) as second:
@@ -284,5 +288,5 @@ def test_a_notice_to_a_trainer_that_has_not_begun_reaches_it() -> None:
 def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: Path) -> None:
     _job(tmp_path)
     job = _read_job(tmp_path, {})
-    assert sagemaker._await_the_end(job, time.monotonic() - 1000, "saved") == 143
-    assert job.failure_file.read_text().startswith("interrupted, saved: submit the same job again")
+    assert sagemaker._await_the_end(job, time.monotonic() - 1000, "it has ended") == 143
+    assert job.failure_file.read_text().startswith("interrupted, it has ended: submit the same")

@@ -213,8 +213,11 @@ def meet(
         # A free port: that of the meeting may still be in use by an earlier attempt.
         with socket.create_server(("", 0)) as free:
             address = f"tcp://{hosts.own}:{free.getsockname()[1]}"
-        for connection in found.values():
-            _send(connection, {"address": address, "said": message})
+        for name, connection in found.items():
+            try:
+                _send(connection, {"address": address, "said": message})
+            except OSError as error:
+                raise _lost(name) from error
     except BaseException:
         for connection in found.values():
             connection.close()
@@ -283,11 +286,15 @@ def _join(
                 waiting()
             answer = _receive(connection)
         except OSError as error:
-            raise AttemptEndedError(f"host {leader} was lost before all hosts had met") from error
+            raise _lost(leader) from error
         if "refused" in answer:
             raise UserError(answer["refused"])
         failing.pop_all()
     return _Meeting(answer["address"], {leader: connection}, answer["said"])
+
+
+def _lost(name: str) -> AttemptEndedError:
+    return AttemptEndedError(f"host {name} was lost before all hosts had met")
 
 
 def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 # systemd's WatchdogSec= is five minutes, so a late ping on a busy machine does no harm.
 _PING_SECONDS = 10.0
+_END_SECONDS = 600.0
 # How long the thread may take to end the process properly, before faulthandler just exits.
 _DUMP_SECONDS = 30.0
 _STDERR = 2
@@ -253,6 +254,15 @@ class _LastResort:
             if notice is not None:
                 self._end(notice)
             self._release_and_exit(Exit.FAILED)
+
+    def end_without(self, why: str, has_ended: threading.Event) -> None:
+        """After `fail`, where the main thread ends by itself: exit 1 if that waits for who is gone.
+
+        The end may hold the last upload, but no collective call, which would wait for a day.
+        """
+        if not has_ended.wait(_END_SECONDS):
+            print(f"[failed] {why}, and this process's end waited for it", file=sys.stderr)
+            os._exit(Exit.FAILED)
 
     def _watch(self, notice: Notice) -> None:
         threading.Thread(target=self._wait, args=(notice,), name="last_resort", daemon=True).start()

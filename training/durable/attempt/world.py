@@ -8,6 +8,7 @@ gradients. Nothing else is unpickled. A single process is a world of size 1.
 import contextlib
 import queue
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,13 +111,16 @@ class RankEnvironment:
             return
         num_here = num_ranks // self.num_hosts
         lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        has_ended = threading.Event()
 
         def report(why: str, grace_seconds: float = 0.0) -> None:
             lost.put(why)
             time.sleep(grace_seconds)
             supervisor.last_resort.fail(why)
+            supervisor.last_resort.end_without(why, has_ended)
 
         with contextlib.ExitStack() as stack:
+            stack.callback(has_ended.set)
             rank, address = 0, ""
             if self.hosts is not None:
                 met = meet(self.hosts, {"ranks": num_here, **facts}, supervisor.wait_for_others)

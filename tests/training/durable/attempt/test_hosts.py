@@ -3,10 +3,11 @@
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from contract.errors import UserError
 from tests.training import tiny
 from tests.training.hooks import notice, send
-from tests.training.runs import Run, assert_equal, ended, free_port
+from tests.training.runs import Run, assert_equal, ended, free_port, wait_for
 from training.durable.attempt.ranks import Hosts, _Meeting, meet
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.errors import AttemptEndedError, InterruptedRunError
@@ -169,6 +170,39 @@ def test_a_connection_that_breaks_is_a_lost_host() -> None:
     theirs.close()
     assert heard.wait(30) and said == ["host algo-2 is lost"]
     ours.close()
+
+
+def test_fails_in_one_sentence_if_a_host_is_lost_while_another_is_awaited() -> None:
+    names = (_FIRST, _SECOND, "127.0.0.3")
+    port = free_port()
+
+    def told(own: str) -> None:
+        hosts = Hosts(names=names, own=own, port=port, meeting_seconds=60)
+        try:
+            meet(hosts, {}, lambda: None)
+        except AttemptEndedError as error:
+            said.append(str(error))
+
+    said = list[str]()
+    first = threading.Thread(target=told, args=(_FIRST,))
+    first.start()
+    wait_for(lambda: can_connect(port))
+    lost = socket.create_connection((_FIRST, port))
+    lost.sendall(b'{"host": "127.0.0.2", "facts": {}}\n')
+    lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    lost.close()
+    last = threading.Thread(target=told, args=("127.0.0.3",))
+    last.start()
+    for thread in (first, last):
+        thread.join(60)
+    assert f"host {_SECOND} was lost before all hosts had met" in said
+    assert f"host {_FIRST} was lost before all hosts had met" in said
+
+
+def can_connect(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((_FIRST, port), 1):
+        return True
+    return False
 
 
 def test_fails_for_hosts_that_would_not_train_the_same() -> None:
