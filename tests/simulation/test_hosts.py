@@ -106,7 +106,7 @@ def test_a_plan_is_one_job() -> None:
     assert first.story == again.story
 
 
-@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_jobs_keep_every_promise(seed: int) -> None:
     _live(seed)
 
