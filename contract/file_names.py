@@ -32,9 +32,8 @@ def walked(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     for folder, folders, names in os.walk(root, onerror=_refuse, followlinks=True):
         yield folder, folders, names
         for path in (Path(folder, name) for name in folders):
-            if path.is_symlink() and path.resolve() in [
-                up.resolve() for up in path.absolute().parents
-            ]:
+            above = path.absolute().parents
+            if path.is_symlink() and path.resolve() in [up.resolve() for up in above]:
                 raise UserError(f"{path} is a link to a folder that contains it; delete it")
 
 

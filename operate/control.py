@@ -106,6 +106,8 @@ def stop_process(folder: Path) -> None:
 
 def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     """Reopen the run if it has failed, and request its machine again."""
+    if run.status.startswith("DELETE_"):
+        raise UserError(f"{run.stack} is being deleted; once it is gone, deploy it again")
     head = run.head
     if head is not None and head.state == "finished":
         raise UserError(

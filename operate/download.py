@@ -54,18 +54,17 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
 def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
     """Fetch all or nothing: parts arrive in any order, so half a file may have its full size."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        for folder in sorted({(out / key).parent for key in sizes}):
+            folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix=".", dir=out)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; use another --out") from error
-    with temporary as folder:
-        for key, size in sizes.items():
+    with temporary as fetched:
+        for number, (key, size) in enumerate(sizes.items()):
             print(f"{out / key}, {size / 1e6:.1f} MB", flush=True)
-            Path(folder, key).parent.mkdir(parents=True, exist_ok=True)
-            store.get_file(key, Path(folder, key))
-        for key in sizes:
-            (out / key).parent.mkdir(parents=True, exist_ok=True)
-            Path(folder, key).replace(out / key)
+            store.get_file(key, Path(fetched, f"{number}"))
+        for number, key in enumerate(sizes):
+            Path(fetched, f"{number}").replace(out / key)
 
 
 def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:

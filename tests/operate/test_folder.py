@@ -376,6 +376,11 @@ def test_fails_for_a_download_into_a_file(
     assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/file"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("/file: File exists; use another --out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/final").touch()
+    assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/out"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("/out: Not a directory; use another --out")
 
 
 def test_fails_for_a_tail_of_fewer_than_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -558,9 +563,11 @@ def test_a_stop_during_a_deploy_is_not_called_one(
     run = _stack_run(tmp_path, monkeypatch, "released")
     monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=False, is_gone=True))
     monkeypatch.setattr(SpotFleet, "read_capacity", lambda _: (0, 0))
+    with pytest.raises(UserError, match="TrainingStack is being deleted"):
+        control.resume(replace(run, status="DELETE_IN_PROGRESS"), "")
+    control.stop(replace(run, status="DELETE_IN_PROGRESS"), "")
     for act in (control.stop, control.resume):
-        of_one_fleet = ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "DELETE_IN_PROGRESS")
-        for status in ("UPDATE_COMPLETE", *of_one_fleet):
+        for status in ("UPDATE_COMPLETE", "UPDATE_COMPLETE_CLEANUP_IN_PROGRESS"):
             act(replace(run, status=status), "")
         with pytest.raises(UserError, match=r"TrainingStack is being deployed .* repeat"):
             act(replace(run, status="UPDATE_IN_PROGRESS"), "")

@@ -258,11 +258,14 @@ class _LastResort:
     def end_without(self, why: str, has_ended: threading.Event) -> None:
         """After `fail`, where the main thread ends by itself: exit 1 if that waits for who is gone.
 
-        The end may hold the last upload, but no collective call, which would wait for a day.
+        While the run is not over, rank 0 may still upload its result, for which it needs nobody;
+        after that only collective calls are left, which would wait for a day.
         """
-        if not has_ended.wait(_END_SECONDS):
-            print(f"[failed] {why}, and this process's end waited for it", file=sys.stderr)
-            os._exit(Exit.FAILED)
+        while not has_ended.wait(_END_SECONDS):
+            lease = self.lease
+            if lease is None or lease.head.state != "running" or lease.lost.is_set():
+                print(f"[failed] {why}, and this process's end waited for it", file=sys.stderr)
+                os._exit(Exit.FAILED)
 
     def _watch(self, notice: Notice) -> None:
         threading.Thread(target=self._wait, args=(notice,), name="last_resort", daemon=True).start()

@@ -399,8 +399,10 @@ class ProgramWatch:
             )
         run.metrics.flush()
         run.lease.beat()
-        of_failed = run.store.sizes(FINAL_FILES).keys() - {FINAL_FILES + name for name in sums}
-        run.store.delete(of_failed if sums else ())  # without any, an attempt that crashed had them
+        # The model of an attempt that crashed at its end stays where this one has written none.
+        wrote = tuple({f"{FINAL_FILES}{name.partition('/')[0]}/" for name in sums})
+        others = run.store.sizes(FINAL_FILES).keys() - {FINAL_FILES + name for name in sums}
+        run.store.delete(key for key in others if key.startswith(wrote))
         history = History.read(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
@@ -539,10 +541,8 @@ class ProgramWatch:
             return
         usd = options.usd_per_hour
         cost = "" if usd is None else f", {seconds * usd / 3600:.2f} dollars so far"
-        text = (
-            f"no snapshot after {seconds:.0f} s: {why}, so losing the machine costs all of "
-            f"it{cost}{remedy}"
-        )
+        loss = f"losing the machine costs all of it{cost}{remedy}"
+        text = f"no snapshot after {seconds:.0f} s: {why}, so {loss}"
         self._warned_of = is_known
         self._warn("no-snapshot", text, seconds=round(seconds, 1))
 

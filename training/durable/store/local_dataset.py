@@ -420,13 +420,11 @@ def left_behind(folder: Path, files: Iterable[Entry]) -> list[str]:
     Nothing where this sync is the first: what was made there stays.
     """
     before, names = list[Entry](), {entry["name"] for entry in files}
-    # Of one that was not finished, the files that had come.
-    last = next((name for name in (ARRIVING, MANIFEST) if (folder / name).exists()), MANIFEST)
-    if (folder / _LOCK).exists():
+    for last in (MANIFEST, ARRIVING) if (folder / _LOCK).exists() else ():  # finished or not
         with contextlib.suppress(OSError, UserError):
-            before = parse_manifest((folder / last).read_bytes(), "")["files"]
+            before += parse_manifest((folder / last).read_bytes(), "")["files"]
     holds = VerifiedFiles(folder).holds
-    return [e["name"] for e in before if e["name"] not in names and holds(e)]
+    return sorted({e["name"] for e in before if e["name"] not in names and holds(e)})
 
 
 def _checked(folder: Path, verified: VerifiedFiles, entry: Entry, *, again: bool) -> bool:

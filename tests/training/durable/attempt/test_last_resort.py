@@ -24,6 +24,7 @@ from tests.training.hooks import (
     during,
 )
 from tests.training.runs import ROOT, Run, assert_equal
+from training.durable.attempt import supervisor
 from training.durable.attempt.notice import Interruption, Notice
 from training.durable.attempt.supervisor import Watchdog, _LastResort, _LongWork, notify
 from training.durable.store.folder import FolderStore
@@ -112,6 +113,30 @@ def test_training_that_goes_back_does_not_go_on_while_the_staged_copy_is_saved(
         each.join(60)
     resort.stand_down()  # a third thread watches the clock
     assert done == ["saved", "went back"]
+
+
+@pytest.mark.parametrize(("state", "ends"), [("running", False), ("finished", True)])
+def test_an_end_waits_for_no_rank_that_is_gone_but_for_its_own_upload(
+    monkeypatch: pytest.MonkeyPatch, state: str, ends: bool
+) -> None:
+    exits, has_ended = list[int](), threading.Event()
+
+    def end(code: int) -> None:
+        exits.append(code)
+        has_ended.set()
+
+    monkeypatch.setattr(supervisor, "os", SimpleNamespace(_exit=end))
+    monkeypatch.setattr(supervisor, "_END_SECONDS", 0.05)
+    resort = _LastResort(Interruption(budget_seconds=BUDGET))
+    lost = threading.Event()
+    resort.lease = SimpleNamespace(head=SimpleNamespace(state=state), lost=lost)  # type: ignore[assignment]
+    resort.stand_down()
+    resort.fail("rank 1 ended")
+    timer = threading.Timer(0.5, has_ended.set)
+    timer.start()
+    resort.end_without("rank 1 ended", has_ended)
+    timer.join()
+    assert exits == [1] * ends
 
 
 def test_a_notice_in_a_long_evaluation_commits_the_staged_copy(run: Run, whole: Run) -> None:

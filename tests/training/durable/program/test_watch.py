@@ -181,6 +181,7 @@ def test_the_model_of_an_attempt_that_crashed_at_its_end_stays(run: ProgramRun) 
         from pathlib import Path
         from training.program import commit
         done = Path(os.environ["SM_CHECKPOINT_DIR"], "done")
+        Path(os.environ["SM_OUTPUT_DATA_DIR"], f"log-{done.exists()}").touch()
         if not done.exists():
             Path(os.environ["SM_MODEL_DIR"], "model").write_bytes(b"weights")
             done.touch()
@@ -188,4 +189,4 @@ def test_the_model_of_an_attempt_that_crashed_at_its_end_stays(run: ProgramRun) 
             os.abort()
     """)
     assert [run.attempt(), run.attempt()] == [1, 0]
-    assert run.store.sizes("final/").keys() == {"final/model/model"}
+    assert run.store.sizes("final/").keys() == {"final/model/model", "final/output/data/log-True"}

@@ -21,6 +21,7 @@ from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import WORKLOAD, Run
 from training.cli.main import main
+from training.durable.dataset_output import FolderOutput
 from training.durable.record.metrics import Events
 from training.durable.store import local_dataset, transfer
 from training.durable.store.dataset import StoredDataset
@@ -132,7 +133,7 @@ def test_a_sync_deletes_what_it_brought_and_the_dataset_has_no_more(
 
 
 def test_what_a_sync_that_was_cut_off_had_brought_is_deleted_by_the_next(
-    store_uri: str, tmp_path: Path
+    store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored, own, out = StoredDataset(open_store(store_uri)), tmp_path / "own", tmp_path / "out"
     own.mkdir()
@@ -140,22 +141,30 @@ def test_what_a_sync_that_was_cut_off_had_brought_is_deleted_by_the_next(
     def cut_off(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for names in ("abc", "acd", "ad"):
+    def change(names: str) -> None:
         for path in own.iterdir():
             path.unlink()
         for name in names:
             (own / name).write_text(name)
         stored.upload(own, silent)
-        if names == "acd":
-            with pytest.raises(KeyboardInterrupt):
-                stored.sync(out, silent, cut_off)
-        else:
-            stored.sync(out, silent)
-    assert [path.name for path in sorted(out.iterdir()) if path.is_file()][-2:] == [
-        "d",
-        "manifest.json",
-    ]
-    assert not (out / "b").exists() and not (out / "c").exists()
+
+    def left() -> list[str]:
+        return [name for name in "abcd" if (out / name).exists()]
+
+    change("abc")
+    stored.sync(out, silent)
+    change("acd")
+    with pytest.raises(KeyboardInterrupt):
+        stored.sync(out, silent, cut_off)
+    change("ad")
+    stored.sync(out, silent)
+    assert left() == ["a", "d"]
+    change("a")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(FolderOutput, "delete", cut_off)  # it deletes first of all
+        stored.sync(out, silent)
+    stored.sync(out, silent)
+    assert left() == ["a"]
 
 
 def test_killed_syncs_leave_nothing_behind(
