@@ -28,13 +28,7 @@ from PIL import Image, ImageDraw
 from contract.errors import UserError
 from training.durable import DataRefusedError
 from training.workloads.detection.check import Checked, check, check_annotations
-from training.workloads.detection.coco import (
-    Category,
-    CocoImage,
-    CocoSplit,
-    as_split,
-    read_split,
-)
+from training.workloads.detection.coco import Category, CocoImage, CocoSplit, as_split, read_split
 from training.workloads.detection.coco_faults import Box, CocoFaults
 
 if TYPE_CHECKING:

@@ -323,10 +323,7 @@ class _Selection(nn.Module):
     def forward(self, encoded: Pyramid) -> tuple[Tensor, Tensor]:
         """Return the best tokens' class logits (B, Q, C) and boxes (B, Q, 4)."""
         centres_BS2, sizes_S1 = encoded.centres_BS2, encoded.sizes_S[:, None]
-        proposed_BS4 = torch.cat(
-            [centres_BS2, sizes_S1.expand(centres_BS2.shape)],
-            dim=-1,
-        )
+        proposed_BS4 = torch.cat([centres_BS2, sizes_S1.expand(centres_BS2.shape)], dim=-1)
         # Closer to the border, a box's logit could no longer move.
         is_away_BS = ((proposed_BS4 > 0.01) & (proposed_BS4 < 0.99)).all(dim=-1)
         is_candidate_BS = is_away_BS & ~encoded.is_padding_BS

@@ -20,9 +20,7 @@ from training.workloads.expansion.layout import Layout as Layout
 from training.workloads.expansion.layout import fill as fill
 from training.workloads.expansion.layout import optimizer_state_by_name as optimizer_state_by_name
 from training.workloads.expansion.layout import set_optimizer_state as set_optimizer_state
-from training.workloads.expansion.verify import (
-    OptimizerVerification as OptimizerVerification,
-)
+from training.workloads.expansion.verify import OptimizerVerification as OptimizerVerification
 from training.workloads.expansion.verify import Verification as Verification
 from training.workloads.expansion.verify import gradients as gradients
 from training.workloads.expansion.verify import observe as observe

@@ -41,11 +41,7 @@ _LAYER = {
     "self_attn.o_proj": "attention.output",
     **_NORMS,
 }
-_DENSE = {
-    "mlp.gate_proj": "ffn.gate",
-    "mlp.up_proj": "ffn.up",
-    "mlp.down_proj": "ffn.down",
-}
+_DENSE = {"mlp.gate_proj": "ffn.gate", "mlp.up_proj": "ffn.up", "mlp.down_proj": "ffn.down"}
 _ROUTER = {"block_sparse_moe.gate": "ffn.router"}
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"}
 # An architecture's name, where its experts are, and the names of their layers.

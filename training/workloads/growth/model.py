@@ -12,13 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.workloads.growth.config import (
-    Activation,
-    Block,
-    DenseBlock,
-    ExpertBlock,
-    ModelConfig,
-)
+from training.workloads.growth.config import Activation, Block, DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.experts import ExpertFeedForward, ExpertProducts
 
 # 1024 rows of GPT-2's vocabulary are 206 MB in float32, and enough to keep a GPU busy.

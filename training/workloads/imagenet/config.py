@@ -177,11 +177,7 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
         train_size_from_epoch=train_size_from,
         evaluate_flips=True,
         settings=replace(
-            _SETTINGS,
-            epochs=epochs,
-            schedule="linear",
-            precision="bfloat16",
-            loader_workers="auto",
+            _SETTINGS, epochs=epochs, schedule="linear", precision="bfloat16", loader_workers="auto"
         ),
         learning_rate=_FFCV_RATE * BASE_BATCH / _FFCV_BATCH,
         label_smoothing=0.1,

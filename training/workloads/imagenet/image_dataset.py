@@ -257,11 +257,7 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
         drawn = _Drawn(seed=seed, index=index)
         splits["validation" if is_held_out else "train"].append(drawn)
     packing = Packing(
-        splits=splits,
-        classes=list(_CLASSES),
-        seed=seed,
-        options={"drawn": count},
-        source=[],
+        splits=splits, classes=list(_CLASSES), seed=seed, options={"drawn": count}, source=[]
     )
     output = FolderOutput(out)
     finished = pack(packing, output, progress)

@@ -25,12 +25,7 @@ from torchvision.transforms import v2
 from contract.errors import UserError
 from training import Order, Samples, derive_seed, drawing_from
 from training.durable import Tally
-from training.workloads.imagenet.packing import (
-    ImageOptions,
-    Shards,
-    encode,
-    shuffled_by_windows,
-)
+from training.workloads.imagenet.packing import ImageOptions, Shards, encode, shuffled_by_windows
 
 _log = logging.getLogger(__name__)
 # The dataset counts as damaged if this many images in a row cannot be decoded, or more than this

@@ -85,11 +85,7 @@ def make_dataset(
         progress(done, count)
     labels = [clip_label(seed, index) for index in range(count)]
     splits = stratified_splits(labels, seed, validation_share)
-    return {
-        **write_labels(out, CLASSES, labels, splits),
-        "seed": seed,
-        "difficulty": difficulty,
-    }
+    return {**write_labels(out, CLASSES, labels, splits), "seed": seed, "difficulty": difficulty}
 
 
 def write_labels(

@@ -505,10 +505,7 @@ class TrainClipClassifier(ClipEvaluation):
         if places_BT2 is not None:
             total = total + self.place_loss(b["places"], places_BT2)
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
-        return Loss(
-            total=total,
-            metrics={"accuracy": (correct, self.weight(b))},
-        )
+        return Loss(total=total, metrics={"accuracy": (correct, self.weight(b))})
 
     def place_loss(self, places_BT2: Tensor, found_BT2: Tensor) -> Tensor:
         """Return the places' error, times `place_weight`, summed over clips."""

@@ -399,8 +399,7 @@ class TrainTransformer(TrainClipClassifier):
         is_told_M = torch.rand(num_masked, device=codes_MtG.device) > 0.1
         path_MT2 = b["places"][:num_masked].where(is_told_M[:, None, None], torch.nan)
         *found, guesses_MtGV, path_loss = m(
-            *(tokens_BsG, hidden_MtG, is_hinted_M, classes_M, path_MT2),
-            (b["places"], b["labels"]),
+            *(tokens_BsG, hidden_MtG, is_hinted_M, classes_M, path_MT2), (b["places"], b["labels"])
         )
         whole = {name: b[name][num_masked:] for name in ("labels", "futures", "places")}
         loss = self.loss_of(whole, *(each[num_masked:].float() for each in found))
