@@ -6,11 +6,25 @@ changes, and what a training stack imports from it CloudFormation neither change
 
 from typing import Any
 
-from aws_cdk import CfnOutput, DefaultStackSynthesizer, Fn, Stack
+import jsii
+from aws_cdk import Aspects, CfnOutput, Fn, IAspect, Stack
 from aws_cdk import aws_ssm as ssm
-from constructs import Construct
+from constructs import Construct, IConstruct
 
 from contract.stack_names import DESCRIPTIONS, IMAGE_STACK
+
+
+@jsii.implements(IAspect)
+class _Untagged:
+    """Keeps the app's tags off the stack, which a deploy with others would change.
+
+    In an app without CDK's flag explicitStackTags they are the stack's own, too.
+    """
+
+    def visit(self, node: IConstruct) -> None:
+        if Stack.is_stack(node):
+            for name in node.tags.tag_values():
+                node.tags.remove_tag(name, 1000)
 
 
 class RunImageStack(Stack):
@@ -25,14 +39,15 @@ class RunImageStack(Stack):
             scope,
             construct_id,
             description=DESCRIPTIONS[IMAGE_STACK],
-            # Its rule would read the bootstrap's version, another SSM parameter.
-            synthesizer=DefaultStackSynthesizer(generate_bootstrap_version_rule=False),
             **kwargs,
         )
+        # CDK's rule would read the bootstrap's version, another SSM parameter; where a child has
+        # its name, whatever synthesizer the app has makes none.
+        Construct(self, "BootstrapVersion")
         image = ssm.CfnParameter(
             self, "RunImage", type="String", value=f"{{{{resolve:ssm:{newest_by}}}}}"
         )
-        # A deploy with other tags would change the stack.
         image.add_property_deletion_override("Tags")
+        Aspects.of(self).add(_Untagged(), priority=900)  # after those of the app
         CfnOutput(self, "Image", value=image.attr_value, export_name=self.stack_name)
         self.image_id = Fn.import_value(self.stack_name)

@@ -250,7 +250,8 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
         return
     policy = json.loads(kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"])
     text = json.dumps(policy)
-    grantees = " ".join(each["GranteePrincipal"] for each in kms.list_grants(KeyId=arn)["Grants"])
+    pages = kms.get_paginator("list_grants").paginate(KeyId=arn)
+    grantees = " ".join(each["GranteePrincipal"] for page in pages for each in page["Grants"])
     _, partition, _, _, number, _ = arn.split(":", 5)
     is_fine = True
     for role in SERVICE_LINKED_ROLES[target.parameters.fleet]:

@@ -1,5 +1,6 @@
 """Which run or sweep is meant, where an account has two of a name."""
 
+import re
 import types
 from typing import Any
 
@@ -9,6 +10,8 @@ from contract.errors import UserError
 from contract.stack_names import DESCRIPTIONS
 from operate.runs import find_run
 from operate.sweeps import find_operated_sweep
+from tests.page_policies import DOCS, policy
+from tests.stack_names import named
 from training.durable import SweptRuns
 
 
@@ -48,3 +51,28 @@ def test_which_of_two_sweeps_of_a_name_is_meant_must_be_said(
     )
     with pytest.raises(UserError, match=r"which sweep is rates.* s3://a/sweeps/rates, s3://b/"):
         find_operated_sweep("rates")
+
+
+def test_the_operators_policy_acts_on_machines_of_the_stack_alone() -> None:
+    """A shell on any other instance of the account would be its role's rights, and root."""
+    acts = 0
+    for each in policy("runs.md")["Statement"]:
+        actions, resources = str(each["Action"]), str(each["Resource"])
+        if "instance/" in resources and "Describe" not in actions:
+            (condition,) = each["Condition"].values()
+            assert [*condition.values()] == [named("TrainingStack")], each["Sid"]
+            acts += 1
+    assert acts == 2
+
+
+def test_every_page_names_the_tag_that_machines_have() -> None:
+    found = [
+        name
+        for page in DOCS.rglob("*")
+        if page.suffix in (".md", ".json")
+        for name in re.findall(
+            r'tag:Stack,Values=([\w-]+)|Tag/Stack": "([\w-]+)"', page.read_text()
+        )
+    ]
+    assert len(found) >= 3
+    assert {"".join(each) for each in found} == {named("TrainingStack")}

@@ -1,11 +1,15 @@
 """The stack that keeps a run's image: its template is its name's, and never another."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aws_cdk import App, DefaultStackSynthesizer, Stack, Tags
 
 from stacks.parameters import StackParameters
+from stacks.run_image import RunImageStack
 from tests.stack_names import named
 from tests.stacks.templates import only
 
@@ -75,3 +79,20 @@ def test_a_run_or_a_line_of_images_has_its_own_stack() -> None:
 
 def test_an_id_needs_no_stack(synthesize: Synthesize) -> None:
     assert not keepers(synthesize(pytorch_ami_parameter="ami-0123456789abcdef0"))
+
+
+def test_in_an_importing_app_it_has_the_app_s_roles_and_none_of_its_tags(tmp_path: Path) -> None:
+    """There CDK's flag explicitStackTags may be off, and the bootstrap have another qualifier."""
+    team = DefaultStackSynthesizer(qualifier="team")
+    app = App(outdir=str(tmp_path), default_stack_synthesizer=team)
+    Tags.of(app).add("team", "vision")
+    Stack(app, "Another")
+    RunImageStack(app, NAME, newest_by=NEWEST)
+    app.synth()
+    artifacts = json.loads((tmp_path / "manifest.json").read_text())["artifacts"]
+    another, own = (artifacts[name]["properties"] for name in ("Another", NAME))
+    assert another["tags"] == {"team": "vision"} and not own.get("tags")
+    role = "cloudFormationExecutionRoleArn"
+    assert own[role] == another[role] and "cdk-team-" in own[role]
+    template = json.loads((tmp_path / f"{NAME}.template.json").read_text())
+    assert "Rules" not in template and "Parameters" not in template

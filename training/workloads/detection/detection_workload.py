@@ -276,7 +276,7 @@ class TrainDetector(DetectionEvaluation):
     ) -> Mapping[str, bytes]:
         """Return the sides of an evaluated image; the model normalizes its pixels itself."""
         c = self.config
-        steps = {"pixels": "RGB, 0 to 255", "shorter_side": c.sides[-1], "most": c.max_side}
+        steps = {"pixels": "RGB, 0 to 255", "shorter_side": max(c.sides), "most": c.max_side}
         return {"preprocessing.json": json.dumps(steps).encode()}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:

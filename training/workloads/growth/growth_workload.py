@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
@@ -163,8 +164,9 @@ class TextEvaluation(Train):
     ) -> Mapping[str, bytes]:
         """Return the tokenizer as transformers reads it, and where generation stops."""
         end = meta["end_of_text"]
+        about = {"tokenizer_class": _FAST, "eos_token": END_OF_TEXT}
         written = {
-            "tokenizer_config.json": {"tokenizer_class": _FAST, "eos_token": END_OF_TEXT},
+            "tokenizer_config.json": {**about, "model_max_length": self.config.context},
             "generation_config.json": {"eos_token_id": end, "pad_token_id": end},
         }
         files = {name: json.dumps(content).encode() for name, content in written.items()}
@@ -352,7 +354,7 @@ class TrainPhase(TextEvaluation):
 
     def formats(self) -> Mapping[str, Writer]:
         """Return the writer of a Hugging Face folder."""
-        return {"huggingface": write_hugging_face}
+        return {"huggingface": partial(write_hugging_face, context=self.config.context)}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Refuse another vocabulary, and splits too short for a window, or train for a step."""

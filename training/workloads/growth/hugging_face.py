@@ -175,8 +175,11 @@ def _for_each_query(tensor: Tensor, num_groups: int, size: int) -> Tensor:
     return by_group.expand(num_groups, size, *by_group.shape[2:]).flatten(0, 2)
 
 
-def write_hugging_face(m: nn.Module, out: Path) -> None:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, with the same logits."""
+def write_hugging_face(m: nn.Module, out: Path, *, context: int) -> None:
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, with the same logits.
+
+    `context` is the number of tokens that it was trained to see.
+    """
     assert isinstance(m, LanguageModel)
     c, state = m.config, m.state_dict()
     kinds = {type(block) for block in c.blocks}
@@ -200,7 +203,7 @@ def write_hugging_face(m: nn.Module, out: Path) -> None:
         "num_attention_heads": c.num_heads,
         "num_key_value_heads": c.num_heads,
         "head_dim": c.head_width,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": context,
         "rope_theta": c.rope_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_base},
         "tie_word_embeddings": c.is_tied,

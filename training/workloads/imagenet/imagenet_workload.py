@@ -43,14 +43,13 @@ from training.durable import Brought, FinishedFiles, Output
 from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
 from training.workloads.imagenet.image_dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.model import (
-    DEVIATION,
-    MEAN,
     SMALL,
     TIMM,
     Classifier,
     from_library,
     is_resnet,
     layers,
+    pixels_of,
     write_for_library,
     write_program,
 )
@@ -84,15 +83,16 @@ class TrainClassifier(Train):
         )
 
     def _schedule(self, step: int, num_steps: int) -> float:
-        """Rise linearly over the warm-up epochs, then fall to 0, linearly or by half a cosine."""
+        """Rise linearly over the warm-up epochs, then fall, linearly or by half a cosine."""
         c = self.config
         warmup = num_steps * min(c.warmup_epochs / c.epochs, 1.0)
         if step < warmup:
             return (step + 1) / (warmup + 1)
         left = (num_steps - step) / max(num_steps - warmup, 1.0)
-        if c.settings.schedule == "linear":
-            return left
-        return 0.5 - 0.5 * float(torch.cos(torch.tensor(left * torch.pi, dtype=torch.float64)))
+        if c.settings.schedule != "linear":
+            left = 0.5 - 0.5 * float(torch.cos(torch.tensor(left * torch.pi, dtype=torch.float64)))
+        low = c.settings.final_lr_fraction
+        return low + (1 - low) * left
 
     def model(self, i: Inputs) -> Classifier:
         c = self.config
@@ -122,7 +122,8 @@ class TrainClassifier(Train):
         """Return what an evaluation does to an image; an exported program normalizes itself."""
         side = self.config.image_size(-1)
         shorter = round(side / EVAL_RATIO)
-        numbers = {"shorter_side": shorter, "middle": side, "mean": MEAN, "deviation": DEVIATION}
+        mean, deviation = pixels_of(self.config.architecture)
+        numbers = {"shorter_side": shorter, "middle": side, "mean": mean, "deviation": deviation}
         steps = {"pixels": "RGB, 0 to 255", **numbers}
         return {"preprocessing.json": json.dumps(steps).encode()}
 
@@ -207,6 +208,12 @@ class TrainClassifier(Train):
 
     def samples(self, i: Inputs, split: str) -> ImageSamples:
         c = self.config
+        # A finished run may be evaluated on other images.
+        if (num := len(i.dataset.meta.get("classes", ()))) not in (0, c.num_classes):
+            raise UserError(
+                f"the dataset has {num} classes, but the model tells {c.num_classes} apart; use a "
+                "dataset of the classes that it was trained on"
+            )
         return ImageSamples(
             shards=Shards(i.dataset, split),
             size=c.image_size,
@@ -268,11 +275,6 @@ class TrainClassifier(Train):
         """Return sums over one batch, and each image's class and prediction."""
         logits_BK: Tensor = m(b["images"]).float()
         labels_B = b["labels"]
-        if (last := int(labels_B.max())) >= logits_BK.shape[1]:
-            raise UserError(
-                f"the dataset has a class {last}, but the model tells {logits_BK.shape[1]} "
-                "classes apart; evaluate on a dataset of the classes that it was trained on"
-            )
         num = float(len(labels_B))
         first_B, right5 = _top(logits_BK, labels_B)
         sums = {"top1": (float((first_B == labels_B).sum()), num), "top5": (right5, num)}

@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         if blur_pool:
             _blur(self.network)
         _keep_channels_last(self.network)
-        for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
+        for name, values in zip(("mean", "deviation"), pixels_of(architecture), strict=True):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
@@ -50,6 +50,19 @@ class Classifier(nn.Module):
         # In memory, they are already channels last.
         logits_BK: Tensor = self.network(pixels_BHWC.permute(0, 3, 1, 2))
         return logits_BK
+
+
+def pixels_of(architecture: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the channels' mean and deviation, 0 to 255, that its library's weights expect."""
+    if not architecture.startswith(TIMM):
+        return MEAN, DEVIATION
+    import timm
+
+    about = timm.get_pretrained_cfg(architecture.removeprefix(TIMM))
+    if about is None:
+        return MEAN, DEVIATION
+    mean, deviation = (tuple(round(255 * each, 3) for each in of) for of in (about.mean, about.std))
+    return mean, deviation
 
 
 def layers(network: nn.Module) -> Iterator[nn.Module]:

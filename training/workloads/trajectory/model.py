@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from contract.errors import UserError
 from training import (
     Captioned,
     Inputs,
@@ -489,6 +490,11 @@ class TrainClipClassifier(ClipEvaluation):
         return AdamW(groups, lr=c.learning_rate, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
+        if self.refusals(i.dataset.meta):  # a finished run may be evaluated on other clips
+            raise UserError(
+                f"the dataset has other classes than the model, which tells {len(self.classes)} "
+                "apart; use a dataset of the classes that it was trained on"
+            )
         return ClipSamples.of(i, split, self.view)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:

@@ -1,5 +1,6 @@
 """The recipes and their ladders: what they promise by numbers, and what is refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -122,3 +123,15 @@ def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], wo
 def test_fails_on_what_cannot_be_built(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Architecture(**{"num_classes": 2, **changes})  # type: ignore[arg-type]
+
+
+def test_a_schedule_of_another_kind_is_refused() -> None:
+    """It was recorded and not used."""
+    with pytest.raises(ValueError, match="schedule is 'cosine'"):
+        changed(full(), schedule="cosine")
+
+
+def test_an_export_names_the_size_that_is_evaluated() -> None:
+    stage = TrainDetector(config=changed(full(), short_sides="800,480"))
+    about = json.loads(stage.companions({}, lambda name: b"")["preprocessing.json"])
+    assert about["shorter_side"] == stage.augmentation.eval_scale == 800

@@ -52,17 +52,18 @@ def test_what_is_exported_gives_the_same_logits_and_loss(
     ours = small_model(config).float()
     if SPARSE in blocks:
         with pytest.raises(UserError, match=r"(Mixtral|Qwen2-MoE) has no biases, but blocks"):
-            write_hugging_face(ours, tmp_path / "no")
+            write_hugging_face(ours, tmp_path / "no", context=16)
         with torch.no_grad():
             for name, parameter in ours.named_parameters():
                 if "bias" in name:
                     parameter.zero_()
-    write_hugging_face(ours, tmp_path / "out")
+    write_hugging_face(ours, tmp_path / "out", context=16)
     theirs, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True, experts_implementation="eager"
     )
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert theirs.config.model_type == kind
+    assert theirs.config.max_position_embeddings == 16, "what it was trained to see"
     # Not transformers' 2, at which generation would stop: a quotation mark.
     assert theirs.generation_config.eos_token_id is None
     (tokens, targets), theirs = texts(), theirs.double().eval()
@@ -171,7 +172,7 @@ def test_a_mixtral_goes_through_a_run_and_comes_out_with_the_same_logits(
 
 def test_fails_to_export_what_hugging_face_has_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model of layer norms, gelu and DenseBlock and Expert"):
-        write_hugging_face(small_model(), tmp_path / "out")
+        write_hugging_face(small_model(), tmp_path / "out", context=16)
 
 
 def small_llama(kind: str, vocab_size: int) -> Any:

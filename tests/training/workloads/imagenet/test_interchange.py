@@ -1,5 +1,6 @@
 """Weights come from torchvision and go back to it: equal logits in both directions."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ from training.durable.save.tensors.weights import Weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.imagenet_workload import TrainClassifier
-from training.workloads.imagenet.model import DEVIATION, MEAN, Classifier, write_program
+from training.workloads.imagenet.model import (
+    DEVIATION,
+    MEAN,
+    Classifier,
+    pixels_of,
+    write_program,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +41,14 @@ def images() -> Tensor:
 
 
 def logits_of(model: nn.Module, images_BHWC: Tensor) -> Tensor:
-    """torchvision's model sees normalized pixels, channels first."""
-    pixels = (images_BHWC - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+    """Their model sees pixels as its library normalizes them, channels first."""
+    mean, deviation = torch.tensor(MEAN), torch.tensor(DEVIATION)
+    if hasattr(model, "pretrained_cfg"):
+        from timm.data import resolve_data_config
+
+        about = resolve_data_config({}, model=model)
+        mean, deviation = (255 * torch.tensor(about[name]) for name in ("mean", "std"))
+    pixels = (images_BHWC - mean) / deviation
     found: Tensor = model(pixels.permute(0, 3, 1, 2))
     return found
 
@@ -104,6 +117,15 @@ def test_any_model_of_either_library_gives_equal_logits_in_both_directions(
         back = build(name.removeprefix("timm/"), num_classes=6).eval()
         back.load_state_dict(load_file(tmp_path / "out"))
         torch.testing.assert_close(logits_of(back, batch), wanted, rtol=0.0, atol=1e-5)
+
+
+def test_pixels_are_normalized_as_the_library_s_weights_expect() -> None:
+    """Of timm, ResNets expect ImageNet's mean, as torchvision's do; many others 0.5."""
+    for name in ("resnet18", "timm/resnet18", "timm/resnet18.a1_in1k"):
+        assert pixels_of(name) == (MEAN, DEVIATION)
+    files = stage_of(6, "timm/vit_tiny_patch16_224").companions({}, lambda name: b"")
+    about = json.loads(files["preprocessing.json"])
+    assert about["mean"] == about["deviation"] == [127.5] * 3
 
 
 def test_a_model_s_last_layer_is_new_whatever_its_name(theirs: nn.Module) -> None:

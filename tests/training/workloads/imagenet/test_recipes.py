@@ -12,7 +12,7 @@ import torch
 
 from training.preflight.standalone import standalone_inputs
 from training.registry import load_workload
-from training.settings import changed
+from training.settings import changed, schedule_factor
 from training.workloads.imagenet.config import _SIZE_STEP, RECIPES, ImagenetConfig, _full, _laptop
 from training.workloads.imagenet.imagenet_workload import TrainClassifier
 from training.workloads.imagenet.model import Classifier
@@ -81,6 +81,14 @@ def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_nothing(schedule:
     # Half-way down.
     assert factor(550, 1000) == pytest.approx(0.5)
     assert values[775] == pytest.approx(0.25 if schedule == "linear" else 0.1464, abs=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_falls_no_lower_than_it_is_told(schedule: Any) -> None:
+    config = changed(_laptop(), schedule=schedule, warmup_epochs=1.0, final_lr_fraction=0.1)
+    settings = TrainClassifier(config=config).settings
+    factors = [schedule_factor(settings, step, 1000, 100) for step in (500, 999)]
+    assert factors[0] > factors[1] > 0.1 > 0.9 * factors[1]
 
 
 def test_label_smoothing_and_accumulation_give_the_loss_of_the_whole_batch() -> None:

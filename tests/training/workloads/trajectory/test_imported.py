@@ -153,6 +153,11 @@ def test_a_run_trains_on_them_and_evaluates(
         prediction = json.loads(line)
         assert prediction["class"] in CLASSES
         assert not {"future_position", "true_future_position"} & prediction.keys()
+    about = json.loads((data / "manifest.json").read_text())
+    about["meta"]["classes"] = ["jumping", "rising"]
+    (data / "manifest.json").write_text(json.dumps(about))
+    assert main(["evaluate", f"--run-uri={run}", f"--dataset-uri={data}"]) == 2
+    assert "the dataset has other classes than the model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
