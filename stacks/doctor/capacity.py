@@ -57,7 +57,10 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
     better = in_zones(target, offered)
     what = f"{p.size} is offered in {', '.join(offered)}; the subnets are in {', '.join(used)}"
     is_too_few = not (p.vpc or p.zones or target.stack(NETWORK)) and len(used) < len(offered)
-    if len(useless) == len(used):
+    if is_too_few and len(used) == 1:
+        what += ", the only zone with a default subnet: NetworkStack takes two, unless -c zones="
+        yield problem(what=what, fix=better)
+    elif len(useless) == len(used):
         yield problem(what=what, fix=better)
     elif useless:
         what += f"; not offered in {', '.join(useless)}"

@@ -20,8 +20,14 @@ def zones_of_subnets(target: DeployTarget, available: Sequence[str]) -> list[str
     """Return the zones that machines may start in."""
     if target.parameters.vpc:
         return sorted({each["AvailabilityZone"] for each in _subnets(target)})
-    # Without `zones` CloudFormation takes the first ones of Fn::GetAZs.
-    return list(target.parameters.zones) or list(available[:NUM_ZONES_BY_DEFAULT])
+    if target.parameters.zones:
+        return list(target.parameters.zones)
+    # Else CloudFormation takes the first ones of Fn::GetAZs: if any zone has a default subnet, of
+    # those that have. https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/intrinsic-function-reference-getavailabilityzones.html
+    own = [{"Name": "default-for-az", "Values": ["true"]}]
+    found = target.client("ec2").describe_subnets(Filters=own)["Subnets"]
+    default = {each["AvailabilityZone"] for each in found} or available
+    return [each for each in available if each in default][:NUM_ZONES_BY_DEFAULT]
 
 
 def in_zones(target: DeployTarget, zones: Sequence[str]) -> str:

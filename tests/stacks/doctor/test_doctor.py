@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -137,6 +138,31 @@ def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine)
     assert "not offered in us-east-1e" in line["what"]
     (line,) = examine(healthy)["size"]
     assert (line["state"], "Spot finds more in all of them" in line["what"]) == ("warning", True)
+
+
+def test_zones_without_a_default_subnet_are_not_cloudformation_s(
+    healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A landing zone may delete default subnets; where none is left, all zones are taken."""
+
+    def with_default_in(*zones: str) -> Callable[[str], Any]:
+        def client(service: str) -> Any:
+            found = Clinic.client(healthy, service)
+            if service == "ec2":
+                subnets = [{"AvailabilityZone": zone} for zone in zones]
+                found.describe_subnets = lambda Filters: {"Subnets": subnets}
+            return found
+
+        return client
+
+    for zones, state, words in (
+        ((), "warning", "the subnets are in us-east-1a, us-east-1b;"),
+        (("us-east-1d", "us-east-1c"), "warning", "the subnets are in us-east-1c, us-east-1d;"),
+        (("us-east-1d",), "problem", "us-east-1d, the only zone with a default subnet"),
+    ):
+        monkeypatch.setattr(healthy, "client", with_default_in(*zones))
+        (line,) = examine(healthy)["size"]
+        assert line["state"] == state and words in line["what"]
 
 
 def test_a_size_that_the_region_lacks_is_replaced_by_a_deploy_of_the_same_options(
