@@ -22,7 +22,7 @@ class _Untagged:
     """
 
     def visit(self, node: IConstruct) -> None:
-        if Stack.is_stack(node):
+        if isinstance(node, Stack):
             for name in node.tags.tag_values():
                 node.tags.remove_tag(name, 1000)
 
