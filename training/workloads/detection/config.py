@@ -114,7 +114,6 @@ class DetectionConfig(Architecture):
 
     def __post_init__(self) -> None:
         check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
-        check_choice("schedule", self.settings.schedule, ("constant",))  # drop_epoch is its own
         check_fields(
             self,
             at_least={1: ("num_threads", "num_select", "max_side", "pad_to")},

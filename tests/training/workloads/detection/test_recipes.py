@@ -125,12 +125,6 @@ def test_fails_on_what_cannot_be_built(changes: dict[str, object], sentence: str
         Architecture(**{"num_classes": 2, **changes})  # type: ignore[arg-type]
 
 
-def test_a_schedule_of_another_kind_is_refused() -> None:
-    """It was recorded and not used."""
-    with pytest.raises(ValueError, match="schedule is 'cosine'"):
-        changed(full(), schedule="cosine")
-
-
 def test_an_export_names_the_size_that_is_evaluated() -> None:
     stage = TrainDetector(config=changed(full(), short_sides="800,480"))
     about = json.loads(stage.companions({}, lambda name: b"")["preprocessing.json"])
