@@ -243,6 +243,12 @@ class Settings:
             raise UserError("epochs is None and steps is None; set one of the two")
         return self.epochs * self.steps_per_epoch(num_samples)
 
+    def weights_left(self, num_steps: int) -> float:
+        """Return the share in the average, after so many steps, of the weights before them."""
+        if self.ema_decay is None:
+            return 0.0
+        return float(self.ema_decay ** (num_steps // self.ema_every_steps))
+
     def steps_per_evaluation(self, num_samples: int) -> int:
         """Return the steps from one evaluation to the next; 0 means only at the end."""
         if self.evaluate_every_steps is not None:

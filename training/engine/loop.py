@@ -45,6 +45,8 @@ from training.settings import schedule_factor
 from training.workload import Batch, Inputs, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
+# A larger share of the weights before training in an average costs accuracy.
+_MOST_LEFT = 0.01
 
 # The times of a whole step, and of its part without the other ranks, if there are any.
 _DeviceTimes = tuple[DeviceTime, DeviceTime | None]
@@ -74,6 +76,12 @@ class StageLoop:
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples; add some")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
+        left = self._settings.weights_left(self._plan.num_steps)
+        if context.world.leads and left > _MOST_LEFT:
+            _log.warning(
+                f"[{stage.name}] the average ends with {left:.0%} of the weights before training: "
+                "use a lower ema_decay or ema_every_steps"
+            )
         is_ahead = position.stage_step < self._plan.num_steps  # else there is only an evaluation
         if context.world.leads and is_ahead and implements(samples, Samples.files):
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))

@@ -4,7 +4,6 @@ Legend: B batch, C channels, H height, W width, K classes.
 """
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,9 +55,6 @@ from training.workloads.imagenet.model import (
 from training.workloads.imagenet.packing import ImageOptions, NoImageError, Shards
 from training.workloads.imagenet.samples import EVAL_RATIO, ImageSamples, evaluated_image
 
-_log = logging.getLogger(__name__)
-# A larger share of the initial weights in an average costs accuracy.
-_MOST_LEFT = 0.01
 # This many of the most confused pairs of classes are shown, with pictures.
 _PAIRS, _PICTURES_PER_PAIR = 10, 4
 # So many of the most probable classes are named.
@@ -157,24 +153,10 @@ class TrainClassifier(Train):
         return ""
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Warn if the moving average would keep too much of the initial weights."""
+        """State the images of each split."""
         classes, splits = i.dataset.meta["classes"], i.dataset.meta["splits"]
-        if (left := self.first_weights_left(splits["train"])) > _MOST_LEFT:
-            _log.warning(
-                "the average ends with %.0f%% of the weights before training: use a lower "
-                "ema_decay or ema_every_steps",
-                100 * left,
-            )
         facts = {f"{split}_images": float(count) for split, count in splits.items()}
         return Start(facts={**facts, "chance": 1 / len(classes)})
-
-    def first_weights_left(self, num_images: int) -> float:
-        """Return the initial weights' share in the moving average after training on the images."""
-        settings = self.settings
-        if settings.ema_decay is None:
-            return 0.0
-        num_updates: int = settings.num_steps(num_images) // settings.ema_every_steps
-        return settings.ema_decay**num_updates
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """Return SGD or AdamW; norms and biases do not decay, and early layers learn slower."""

@@ -4,7 +4,6 @@ import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,19 +113,12 @@ def test_an_average_as_on_the_page_forgets_the_weights_before_training() -> None
         config = changed(
             recipe(), ema_decay=float(found.group(1)), ema_every_steps=int(found.group(2))
         )
-        assert TrainClassifier(config=config).first_weights_left(1_281_167) < 0.01
-    stage = TrainClassifier(config=changed(_full(), ema_decay=0.9999, ema_every_steps=16))
-    assert stage.first_weights_left(1_281_167) == pytest.approx(0.495, abs=0.001)
-
-
-def test_a_run_warns_of_an_average_that_remembers_them(caplog: pytest.LogCaptureFixture) -> None:
-    stage = TrainClassifier(config=RECIPES["laptop"]())
-    for num_images, warnings in ((960, 0), (320, 1)):
-        caplog.clear()
-        meta = {"classes": ["a"] * 8, "splits": {"train": num_images}}
-        inputs = SimpleNamespace(dataset=SimpleNamespace(meta=meta))
-        assert not stage.start(torch.nn.Identity(), inputs).failures  # type: ignore[arg-type]
-        assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+        settings = TrainClassifier(config=config).settings
+        assert settings.weights_left(settings.num_steps(1_281_167)) < 0.01
+    config = changed(_full(), ema_decay=0.9999, ema_every_steps=16)
+    settings = TrainClassifier(config=config).settings
+    left = settings.weights_left(settings.num_steps(1_281_167))
+    assert left == pytest.approx(0.495, abs=0.001)
 
 
 @pytest.mark.parametrize(
