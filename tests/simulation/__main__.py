@@ -1,7 +1,6 @@
 """Live through seeds: python -m tests.simulation --seed N --story, or --seeds A..B."""
 
 import argparse
-import logging
 import sys
 import time
 
@@ -20,7 +19,6 @@ def main() -> int:
     arguments = parser.parse_args()
     first, _, last = (arguments.seeds or f"{arguments.seed}").partition("..")
     seeds = range(int(first), int(last or first) + 1)
-    logging.disable(logging.CRITICAL)
     began, cpu = time.monotonic(), time.process_time()
     hours, num, failed = 0.0, 0, []
     with simulated():

@@ -8,7 +8,6 @@ model, too (tests/stacks/guard/test_planted_faults.py).
 
 import inspect
 import json
-import logging
 import sys
 import textwrap
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 from contract import auto_interval, verify
@@ -369,23 +368,37 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def main() -> None:
-    """Print each fault's rate; it is tried on no more seeds once three have found it."""
-    logging.disable(logging.CRITICAL)
-    first, _, last = sys.argv[1].partition("..")
+    """Print each fault's rate."""
+
+    def live(seed: int, fault: Fault) -> Sequence[str] | None:
+        plan = draw(seed)
+        if fault.is_of_programs and not plan.program:
+            return None
+        return live_through(plan, until_broken=True).broken
+
     with simulated():
-        for name, fault in FAULTS.items():
-            if not sys.argv[2:] or any(word in name for word in sys.argv[2:]):
-                print(f"| {name} | {_rate(fault, range(int(first), int(last) + 1))} |", flush=True)
+        print_rates(FAULTS, live)
 
 
-def _rate(fault: Fault, seeds: range) -> str:
+# Returns which promises a seed breaks with a fault; None if it cannot have it.
+Live: TypeAlias = Callable[[int, Fault], Sequence[str] | None]
+
+
+def print_rates(faults: Mapping[str, Fault], live: Live) -> None:
+    """Print each fault's rate; it is tried on no more seeds once three have found it."""
+    first, _, last = sys.argv[1].partition("..")
+    for name, fault in faults.items():
+        if not sys.argv[2:] or any(word in name for word in sys.argv[2:]):
+            rate = _rate(fault, range(int(first), int(last) + 1), live)
+            print(f"| {name} | {rate} |", flush=True)
+
+
+def _rate(fault: Fault, seeds: range, live: Live) -> str:
     began, found, promises, tried = time.process_time(), list[int](), set[str](), 0
     with fault.plant():
         for seed in seeds:
-            plan = draw(seed)
-            if fault.is_of_programs and not plan.program:
+            if (broken := live(seed, fault)) is None:
                 continue
-            broken = live_through(plan, until_broken=True).broken
             tried += 1
             if fault.is_found(broken):
                 found.append(seed)

@@ -3,12 +3,9 @@
 Each names a word of the promise that it breaks, as in faults.py.
 """
 
-import logging
-import sys
-import time
 from collections.abc import Mapping
 
-from tests.simulation.faults import Fault, _fault, _nothing, _text
+from tests.simulation.faults import Fault, _fault, _nothing, _text, print_rates
 from tests.simulation.hosts import draw, live_through_job, simulated_job
 from training.cli import run as run_file
 from training.cli import sagemaker
@@ -71,29 +68,9 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def main() -> None:
-    """Print each fault's rate; it is tried on no more seeds once three have found it."""
-    logging.disable(logging.CRITICAL)
-    first, _, last = sys.argv[1].partition("..")
+    """Print each fault's rate."""
     with simulated_job():
-        for name, fault in FAULTS.items():
-            if sys.argv[2:] and not any(word in name for word in sys.argv[2:]):
-                continue
-            began, found, promises, tried = time.process_time(), list[int](), set[str](), 0
-            with fault.plant():
-                for seed in range(int(first), int(last) + 1):
-                    broken = live_through_job(draw(seed)).broken
-                    tried += 1
-                    if broken and fault.is_found(broken):
-                        found.append(seed)
-                        promises |= {each.partition(":")[0] for each in broken}
-                    if len(found) == 3:
-                        break
-            seconds = time.process_time() - began
-            kinds = ", ".join(sorted(promises))
-            print(
-                f"| {name} | {len(found)} of {tried} | {found} | {kinds} | {seconds:.0f} s |",
-                flush=True,
-            )
+        print_rates(FAULTS, lambda seed, _: live_through_job(draw(seed)).broken)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One life, from a plan to what came of it."""
 
 import io
+import logging
 import shutil
 import tempfile
 import time
@@ -49,8 +50,13 @@ def _hear(text: str) -> None:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """Context in which the project's code knows the simulation alone; once for many seeds."""
+    """Context in which the project's code knows the simulation alone, and says nothing.
+
+    Once for many seeds.
+    """
     with ExitStack() as stack:
+        logging.disable(logging.CRITICAL)
+        stack.callback(logging.disable, logging.NOTSET)
         stack.enter_context(stubbed(RANK_STUBS))
         for owner, name, stub in PROGRAM_STUBS:
             stack.enter_context(mock.patch.object(owner, name, stub))

@@ -1,6 +1,5 @@
 """Jobs of several hosts keep their promises, and planted faults are found."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,8 @@ from tests.simulation.story import shrink
 
 @pytest.fixture(scope="module", autouse=True)
 def _world() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
     with simulated_job():
         yield
-    logging.disable(logging.NOTSET)
 
 
 def _host(at: float, how: str, whose: int = 0, seconds: float = 0.0) -> Happening:

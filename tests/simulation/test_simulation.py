@@ -1,6 +1,5 @@
 """What once broke a promise keeps it now, and the simulation is the same each time."""
 
-import logging
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -31,10 +30,8 @@ from training.durable.record.head import Head
 
 @pytest.fixture(scope="module", autouse=True)
 def _world() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
     with simulated():
         yield
-    logging.disable(logging.NOTSET)
 
 
 # The budget of a month shows its fault, too, in half the time.
