@@ -22,6 +22,7 @@ class ProgramRecord:
         self.steps: dict[str, int | None] = {}  # of each snapshot: None if it cannot be read
         self.numbers: dict[str, int] = {}  # its state
         self.needs: dict[str, set[str]] = {}  # its blobs
+        self.spoilt: set[str] = set()  # those that share a blob that was damaged before
         self.firm = 0  # the furthest step of a snapshot that is no crash's
         self.reached = 0  # the step of the program that ran last
         self.is_comparable = False  # what it loses, by nobody's doing but a loss
@@ -67,7 +68,8 @@ class ProgramRecord:
                     world.breaks("the head names a file that is not there", content["blob"])
                     continue
                 if blob.data.startswith(b"??"):
-                    self.steps[name] = None  # it shares a blob that was damaged
+                    self.steps[name] = None
+                    self.spoilt.add(name)
                     return
                 data = blob.data[content["start"] : content["start"] + content["bytes"]]
             files[one["path"]] = data

@@ -88,7 +88,8 @@ class Stack(Promised):
         had_time = host.owed > 0 and CLOCK.now >= host.owed_until - 1.0
         if had_time and machine.id not in self.ill and not self.was_troubled():
             head = self.head_now
-            if self.committed_step < host.owed:
+            is_spoilt = self.record and self.record.spoilt & self.named.keys()
+            if self.committed_step < host.owed and not is_spoilt:
                 step = f"{host.owed} after {self.committed_step}"
                 self.breaks("a notice loses no step", step)
             # By a wrong clock a notice's end is known as late as a poll heard of it.
