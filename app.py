@@ -1,6 +1,7 @@
 """The CDK app: context -> parameters -> stacks. Run it through the CLI: npx cdk synth"""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ _NODE = Path(sys.executable).with_name("node")
 if _NODE.exists():
     os.environ.setdefault("JSII_NODE", str(_NODE))
 
-from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
+from aws_cdk import App, CfnOutput, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from contract.stack_names import IMAGE_STACK  # noqa: E402
@@ -23,6 +24,7 @@ from stacks import (  # noqa: E402
     SweepStack,
     TrainingStack,
 )
+from stacks.parameters.context import defaults, flatten  # noqa: E402
 
 # Left there by `make setup`; a review's base has the same environment, hence the same bundle.
 WHEELS = Path(sys.prefix) / "wheels"
@@ -78,6 +80,12 @@ def build(
         subnet_ids=subnet_ids,
         wheels=wheels,
     )
+    given, usual = flatten(app.node.get_all_context()), defaults()
+    pairs = (f"{name}={value}" for name, value in given.items() if value != usual.get(name))
+    options = "".join(f" -c {shlex.quote(pair)}" for pair in sorted(pairs))
+    # Another deploy with fewer of them would begin another run.
+    command = f"npx cdk deploy {parameters.training}{options}"
+    CfnOutput(training_stack, "DeployCommand", value=command)
     for stack in shared:
         training_stack.add_stack_dependency(stack)
     if parameters.review.repository:

@@ -124,7 +124,7 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     if run.folder is not None:
         say("now start its command again")
     elif not run.stack:
-        say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
+        say(f"now deploy it with its options: npx cdk deploy TrainingStack -c run_id={run.id} ...")
     elif not (fleet := StackFleet.of(run.outputs["FleetIdOutput"])).read_capacity()[0]:
         _refuse_deploy(run, "nothing was requested")
         fleet.set_capacity(1, run.settings.on_demand_base)

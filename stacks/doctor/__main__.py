@@ -134,6 +134,9 @@ def _find_foreign(target: DeployTarget, command: str) -> int:
     if command == "destroy":  # which deletes the training stack only
         own = ("stacks", f"stack {target.parameters.stack_name}")
         found = [each for each in found if each.check in own]
+    else:
+        ends = run("run", deployment.no_other_run_ends, target)
+        found += (each for each in ends if each.state == "warning")
     for each in found:
         print(f"doctor: {each.state}: {each.what}\n  $ {each.fix}", file=sys.stderr)
     return int(any(each.state == "problem" for each in found))

@@ -15,6 +15,7 @@ EBS_KEY = (
     "Client.InternalError: the fleet's service-linked roles may not use the key of the volumes, "
     "perhaps the account's default EBS key; docs/security.md lists what it must grant."
 )
+_DEPLOY = "First deploy with the options that the run has (the stack's output DeployCommand) and"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ def _too_dear(tick: Tick) -> Reason | None:
     if hours > settings.max_billed_hours:
         return Reason(
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
-            advice="First deploy with a larger max_hours.",
+            advice=f"{_DEPLOY} a larger max_hours.",
         )
     ahead = ledger.usd_per_hour * settings.tick_seconds / 3600
     # Without the ledger, a machine's past hours would count at the price of now.
@@ -89,7 +90,7 @@ def _too_dear(tick: Tick) -> Reason | None:
         until = f", ${ahead:.2f} more until the next call could end it" if ahead else ""
         return Reason(
             sentence=f"${usd:.2f} billed{until}; max_usd is {settings.max_usd:g}",
-            advice="First deploy with a larger max_usd.",
+            advice=f"{_DEPLOY} a larger max_usd.",
         )
     return None
 
@@ -109,7 +110,7 @@ def _over_budget(tick: Tick) -> Reason | None:
         sentence=f"the budget {settings.budget_name} is ${settings.budget_usd:g} for "
         f"{period_of(settings, tick.now)}: ${budget.usd:.2f} are spent, other runs may spend "
         f"${others:.2f} until their next calls, and this one needs ${needs:.2f}",
-        advice=f"Deploy with a larger budget.usd, or wait for the next {settings.budget_period}.",
+        advice=f"{_DEPLOY} a larger budget.usd, or wait for the next {settings.budget_period}.",
     )
 
 

@@ -1,6 +1,7 @@
 """Many stacks in one account: names of their own, one network, no more than a region allows."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,6 +128,8 @@ def test_two_teams_with_prefixes_share_no_physical_name(synthesize: Callable[...
     }
     ours, theirs = synthesize(**asked), synthesize(prefix="VisionTeam-", **asked)
     assert ours.keys() == theirs.keys()
+    for each in (ours, theirs):
+        del each["TrainingStack"]["Outputs"]["DeployCommand"]  # which names the prefix
     for stack in ours:
         names = [set(_physical_names(each[stack])) for each in (ours, theirs)]
         assert not names[0] & names[1], stack
@@ -141,3 +144,18 @@ def test_two_teams_with_prefixes_share_no_physical_name(synthesize: Callable[...
         "/TrainingStack/bundle-uri",
         "/aws/events/TrainingStack",
     }
+
+
+def test_an_output_has_the_deploy_with_every_option(synthesize: Callable[..., Any]) -> None:
+    """A second deploy that repeats one of them only would begin another run."""
+    options = {"name": "vision", "overrides": "epochs=2 seed=3", "tags.a:b": "c d"}
+    usual = {"size": "g5.2xlarge"}  # as in cdk.json
+    stack = synthesize(**options, **usual, **{"train.keep": "4"})["Training-vision"]
+    command = stack["Outputs"]["DeployCommand"]["Value"]
+    assert command == (
+        "npx cdk deploy Training-vision -c name=vision -c 'overrides=epochs=2 seed=3' "
+        "-c 'tags.a:b=c d' -c train.keep=4"
+    )
+    given = dict(each.split("=", 1) for each in shlex.split(command)[5::2])
+    again = synthesize(**given)["Training-vision"]
+    assert again == stack

@@ -66,3 +66,14 @@ def test_fails_before_a_deploy_if_the_stacks_cannot_be_seen(
         assert main(["--before", "deploy"], lambda _: (clients.__getitem__, "us-east-1")) == 1
     said = capsys.readouterr().err
     assert "these credentials may not call cloudformation:DescribeStacks" in said
+
+
+def test_a_deploy_that_ends_another_run_is_told_before_and_goes_on(
+    healthy: Clinic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one with `-c max_usd=80` alone does, whose run id is then the usual one."""
+    with deployed(healthy, RunUri="s3://my-runs/runs/trajectory-1"):
+        assert main(["--before", "deploy", "-c", "max_usd=80"], healthy.connect) == 0
+        assert "the deploy starts run-1 and ends trajectory-1" in capsys.readouterr().err
+        assert main(["--before", "destroy"], healthy.connect) == 0
+        assert "trajectory-1" not in capsys.readouterr().err
