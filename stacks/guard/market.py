@@ -139,6 +139,7 @@ def _keep(
         figures = {name: round(value, 4) for name, value in decision.figures.items()}
         ledger.notes.append(_note(now, moves, message, {"market": decision.market, **figures}))
     ledger.market = {
+        **kept,
         "began": began,
         "market": decision.market,
         "moves": moves,
@@ -187,16 +188,25 @@ def _carry_out(
 def _take_back(tick: Tick, fleet_id: str) -> None:
     """Undo the Guard's own choice once a deploy has dropped the deadline.
 
-    An on-demand machine trains until Spot is there, and then ends (see Tick.unwanted).
+    A deploy with another base is carried out for groups, too, whose templates have none. An
+    on-demand machine trains until Spot is there, and then ends (see Tick.unwanted).
     """
-    if tick.ledger.market.get("market", "spot") == "spot":
-        return
-    message = "as the template has it: the run no longer has a deadline"
-    if _ask_for(tick, fleet_id, 1, tick.settings.on_demand_base, message):
-        tick.update(lambda ledger: _forget(ledger, tick.now, message))
+    base, kept = tick.settings.on_demand_base, tick.ledger.market
+    is_told = not StackFleet.of(fleet_id).ends_what_it_loses or kept.get("base") == base
+    message = f"as the template has it: on_demand_base is {base}"
+    if is_moved := kept.get("market", "spot") != "spot":
+        message = "as the template has it: the run no longer has a deadline"
+    if is_moved or (not is_told and "base" in kept):
+        leaving = [each.id for each in tick.live() if base and each.market == SPOT]
+        tick.update(lambda ledger: ledger.take_back(leaving))
+        if not _ask_for(tick, fleet_id, 1, base, message):
+            return
+    if is_moved or not is_told:
+        tick.update(lambda ledger: _forget(ledger, tick.now, base, message))
 
 
-def _forget(ledger: Ledger, now: float, message: str) -> None:
+def _forget(ledger: Ledger, now: float, base: int, message: str) -> None:
+    ledger.market = {**ledger.market, "base": base}
     if ledger.market.get("market", "spot") != "spot":
         moves = ledger.market["moves"] + 1
         ledger.market = {**ledger.market, "market": "spot", "moves": moves}

@@ -68,7 +68,7 @@ def test_a_run_that_runs_is_stopped_with_a_mail_once_the_others_have_spent_it(
     assert done["reason"].startswith(f"the budget team is $5 for {datetime.now(UTC):%Y-%m}: ")
     assert scene.capacity() == 0
     (mail,) = scene.mails()
-    assert "Deploy with a larger budget.usd, or wait for the next month." in mail
+    assert "and a larger budget.usd, or wait for the next month." in mail
     assert [event["name"] for event in scene.events()] == ["to-zero"]
     kept = _kept(scene)
     assert (kept["new"], kept["runs"]["run-2"]["later"]) == (True, [1])

@@ -9,6 +9,7 @@ from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from embedded_aws.capacity import Course
 from embedded_aws.fleet import CAPACITY
 from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, instances_of_stack
+from stacks.guard.records import read_ledger
 from stacks.guard.settings import GuardSettings, quick_client
 from tests.stacks.guard.scene import TAGS, Scene
 
@@ -178,3 +179,30 @@ def test_the_guard_starts_it_falls_back_to_on_demand_and_returns_to_spot(
     scene.write("head.json", {"state": "finished", "checkpoints": []})
     assert scene.tick(hours_later=0.4, **deadline)["action"] == "to-zero"
     assert (markets(scene), fleet.read_capacity(), fleet.is_new()) == ([], (0, 0), False)
+
+
+def test_a_deploy_that_changes_the_on_demand_base_moves_the_run(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    """The template of groups has no base: only the Guard requests machines of them."""
+    _is_the_stacks(scene)
+    scene.write("head.json", {"state": "running", "checkpoints": []})
+
+    def called(hours: float, base: int) -> tuple[str, list[str]]:
+        markets(scene)
+        given = {"ON_DEMAND_BASE": base, "MAX_BARREN_ATTEMPTS": 9}
+        return scene.tick(hours_later=hours, **given)["action"], markets(scene)
+
+    assert called(0.01, 0) == ("start", [SPOT])
+    assert called(0.02, 0) == ("none", [SPOT])
+    assert called(0.2, 1) == ("market", [ON_DEMAND])
+    assert called(0.3, 1) == ("none", [ON_DEMAND])
+    ledger, _ = read_ledger(settings(scene))
+    assert [each.is_taken_back for each in ledger.attempts.values()][1:] == [True, False]
+    # It trains until Spot is there.
+    assert called(0.4, 0) == ("market", [ON_DEMAND, SPOT])
+    called(0.41, 0)
+    assert called(0.6, 0) == ("terminate", [SPOT])
+    # What a person chooses since then stays.
+    fleet.set_capacity(1, 1)
+    assert called(0.7, 0) == ("none", [ON_DEMAND])
