@@ -42,8 +42,8 @@ NPM_CI = $(BIN)/npm ci --no-audit --no-fund --loglevel=error
 $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_TORCH)),,always)
 	@command -v '$(PYTHON)' >/dev/null || \
 	  { echo "PYTHON=$(PYTHON) is not an interpreter on this machine: run make PYTHON=path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+	  { echo "Python 3.11 to 3.14 is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
 	@echo "setup 1/3: virtual environment in .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)

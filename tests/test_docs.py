@@ -21,7 +21,17 @@ from stacks.parameters.fields import KINDS
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "AGENTS.md", *sorted(DOCS.glob("*.md")))
+ROOMS = [
+    path
+    for path in REPOSITORY.iterdir()
+    if path.is_dir() and path.name.isidentifier() and path.name not in ("node_modules", "out")
+]
+# With the README of each room and example.
+PAGES = (
+    REPOSITORY / "AGENTS.md",
+    REPOSITORY / "README.md",
+    *sorted({*DOCS.glob("*.md"), *(path for room in ROOMS for path in room.rglob("README.md"))}),
+)
 PATH = r"`([\w.-]+/[\w./-]*\.(?:py|sh|md|json|csv|toml|yml|example))[`:]"
 every_page = pytest.mark.parametrize(
     "path", PAGES, ids=lambda path: path.relative_to(REPOSITORY).as_posix()

@@ -49,7 +49,13 @@ def main() -> None:
         logger=False,
         enable_progress_bar=False,
         callbacks=[
-            ModelCheckpoint(dirpath=args.checkpoint_dir, save_last=True, save_on_exception=True)
+            ModelCheckpoint(
+                dirpath=args.checkpoint_dir,
+                save_last=True,
+                save_on_exception=True,
+                # Else a machine whose folder has another path writes last-v1.ckpt.
+                enable_version_counter=False,
+            )
         ],
     )
     last = os.path.join(args.checkpoint_dir, "last.ckpt")

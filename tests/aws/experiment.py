@@ -30,7 +30,9 @@ class Experiment:
         self._fis_templates: list[str] = []
         self._options = [
             "-c", f"size={SIZE}", "-c", f"run_id={self.run_id}", "-c", "max_hours=1",
-            "-c", "recipe=laptop", "-c", "train.checkpoint_interval=60s", "-c", "dataset=first-day",
+            # Twenty minutes, so that it can be interrupted.
+            "-c", "overrides=epochs=6000",
+            "-c", "train.checkpoint_interval=60s", "-c", "dataset=first-day",
         ]  # fmt: skip
 
     def deploy(self) -> None:

@@ -178,7 +178,7 @@ def test_fails_while_a_writer_is_alive(run: Run, capfd: pytest.CaptureFixture[st
     assert reopen(run, "--lease-ttl-seconds=60") == 2
     is_over.set()
     heart.join()
-    assert "is held by i-1, which is alive; stop that machine first" in capfd.readouterr().err
+    assert "is held by i-1, which is alive: first runs stop" in capfd.readouterr().err
     assert run.head.state == "running"
 
 

@@ -559,7 +559,8 @@ class ProgramWatch:
         text = (
             f"the program was given snapshot {number}, of step {step}, but begins at step {at}; "
             "the furthest snapshot is kept until another passes it: if the run has started over, "
-            f"python -m training reopen --from-checkpoint {number} goes back to it"
+            f"python -m training reopen --from-checkpoint {number} --run-uri {self._run.store.uri} "
+            "goes back to it"
         )
         self._warn("started-over", text, step=at)
 

@@ -464,7 +464,7 @@ def _without_a_writer(
             waiting(head.writer)
         elif etag != seen:
             raise UserError(
-                f"{store.uri} is held by {head.writer}, which is alive; stop that machine first"
+                f"{store.uri} is held by {head.writer}, which is alive: first runs stop"
             )
         time.sleep(min(_POLL_SECONDS, ttl_seconds / 10))
 
