@@ -51,7 +51,6 @@ class TrainingLaunchTemplate(Construct):
             require_imdsv2=True,
             http_endpoint=True,
             http_put_response_hop_limit=1,
-            instance_metadata_tags=True,
         )
         resource = self.template.node.default_child
         assert isinstance(resource, ec2.CfnLaunchTemplate)

@@ -41,9 +41,10 @@ XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)")
 ACTION = re.compile(r": 154, GPU recovery .* to \w+ \((?P<action>[^)]*(Reset|Reboot|FLR)[^)]*)\)")
 ROWS = ["gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure"]
 # The runtime's own words: cudaGetErrorString of the 3xx/8xx errors that hardware or driver raise.
+# Other libraries say "no CUDA-capable device" where the script wants none.
 CUDA = re.compile(
-    r"uncorrectable (ECC|NVLink) error|no CUDA-capable device|devices? is busy or unavailable"
-    r"|device\(s\) is/are busy or unavailable|GPU is lost|fallen off the bus"
+    r"uncorrectable (ECC|NVLink) error|GPU is lost|fallen off the bus"
+    r"|error( \d+)?: (no CUDA-capable device|(CUDA-capable )?device\S* \S+ busy or unavailable)"
     r"|CUDA error: (device unavailable|hardware stack error|system not yet initialized)"
     r"|Driver/library version mismatch",
     re.IGNORECASE,

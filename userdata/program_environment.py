@@ -67,7 +67,7 @@ def find_interpreter(name: str) -> str:
     if found is None:
         raise RefusedError(
             f"the interpreter {name!r} is not on this image; specify the path of one that is, or "
-            "none to use the image's with torch (\"interpreter\" in program.json)"
+            'none to use the image\'s with torch ("interpreter" in program.json)'
         )
     return found
 

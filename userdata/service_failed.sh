@@ -43,7 +43,7 @@ fi
 place=
 if [[ $service == training.service ]]; then
     users_mistake=2
-    last=$(grep -v -e '^$' -e '^after training: ' "$log" | tail -n 1 | tail -c 1000)
+    last=$(grep -a -v -e '^$' -e '^after training: ' "$log" | tail -n 1 | tail -c 1000)
     why="training failed ($how): $last"
     if fault=$(python3 -m userdata.gpu_fault); then
         # A trial step on a failed GPU looks like the user's mistake.

@@ -58,9 +58,8 @@ _STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
 _STACK_PREFIX = re.compile(rf"(?!(?i:aws|ssm)){_STACK.pattern}")
 _VPC = re.compile(r"vpc-([0-9a-f]{8}|[0-9a-f]{17})")
 _SUBNET = re.compile(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})")
-# EC2 refuses an instance whose tags its metadata could not show: keys with a space or a slash.
 _MAX_KEY, _MAX_VALUE = most("tag-key-characters"), most("tag-value-characters")
-_TAG_KEY = re.compile(rf"[A-Za-z0-9_.:=+@-]{{1,{_MAX_KEY}}}")
+_TAG_KEY = re.compile(rf"[\w .:/=+@-]{{1,{_MAX_KEY}}}")
 _TAG_VALUE = re.compile(rf"[\w .:/=+@-]{{0,{_MAX_VALUE}}}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}=\d{1,5}(\.\d+)?")
 _IMAGE_REPOSITORY = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
@@ -404,7 +403,7 @@ def check_tags(p: ParameterFields) -> None:
             key not in OUR_TAGS,
             f"tags.{key} is the stack's own, on which its permissions rely; use another key",
         )
-        advice = f"use 1 to {_MAX_KEY} letters, digits and _ . : = + @ -"
+        advice = f"use 1 to {_MAX_KEY} letters, digits, spaces and _.:/=+@-"
         refuse_unless(_TAG_KEY.fullmatch(key), f"the tag's key is {key!r}; {advice}")
         advice = f"use at most {_MAX_VALUE} letters, digits, spaces and _.:/=+@-"
         check_match(f"tags.{key}", value, _TAG_VALUE, advice)

@@ -71,7 +71,9 @@ elif options.command == "data":
         options.begun_file.touch()
         while not (root / "sync-ends").exists():
             time.sleep(0.05)
-        sys.exit(int((root / "sync-ends").read_text()))
+        if status := int((root / "sync-ends").read_text()):
+            print("[dataset] 3 files\\nerror: clip-7 is missing; upload it again", file=sys.stderr)
+        sys.exit(status)
     sys.exit(orders["sync"] if isinstance(orders.get("sync"), int) else 0)
 elif orders["run"] == "finish":
     put_head("finished")

@@ -126,6 +126,9 @@ def test_hardware_xids_are_a_fault_and_those_of_programs_are_not(root: Path) -> 
         ("RuntimeError: No CUDA-capable device is detected", True),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
         ("RuntimeError: CUDA error: device unavailable", True),
+        ("cudaGetDeviceCount(). Error 100: no CUDA-capable device is detected", True),
+        # TensorFlow and JAX, which a script keeps on the CPU.
+        ("failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected", False),
         ("Failed to initialize NVML: Driver/library version mismatch", True),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),

@@ -174,7 +174,7 @@ def test_a_failed_data_volume_store_or_lease_says_nothing_of_the_place(
 
 def test_a_last_line_without_end_keeps_no_machine(fail: Fail, root: Path) -> None:
     # A progress bar writes one; no program takes it as an argument.
-    (root / "var/log/training/training.log").write_text("epoch 1\r" * 30_000 + "last words")
+    (root / "var/log/training/training.log").write_text("epoch 1\r" * 30_000 + "\0last words")
     made, (event,) = fail(result="start-limit-hit", status=1)
     assert made == ["ec2 terminate"]
     assert event["message"].endswith("last words")

@@ -11,8 +11,8 @@ training_program data sync --dataset-uri "$DATASET_URI" --out "$root$DATA_MOUNT/
 if ((status == 3)); then
     refuse "no $DATASET_URI/manifest.json after $DATASET_WAIT_SECONDS s; upload the dataset with" \
         "'python -m training data upload DIR --dataset-uri $DATASET_URI', then deploy a new run_id"
-elif ((status == 2)); then
-    refuse "the dataset at $DATASET_URI cannot be used; see the line above"
+elif ((status == 2)) && : >"$root$DATA_MOUNT/.writable"; then
+    exit 78 # the sync's last line says why
 elif ((status != 0)); then
     fail "the dataset could not be synced from $DATASET_URI (status $status); see the lines above"
 fi

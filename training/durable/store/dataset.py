@@ -15,6 +15,7 @@ import hashlib
 import json
 import mmap
 import shlex
+import shutil
 import tempfile
 import threading
 import time
@@ -57,6 +58,7 @@ from training.durable.store.transfer import FAST, PART_BYTES, new_hash, num_part
 
 # Of one name in XFS, which the machines' data volumes have.
 _MOST_NAME_BYTES = 255
+_BLOCK_BYTES = 4096  # of a file system: what a small file takes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +166,7 @@ class StoredDataset:
         files = parse_manifest(manifest, store.uri)["files"]
         _refuse_long_names(store.uri, files)
         out.mkdir(parents=True, exist_ok=True)
+        _refuse_small_disk(store.uri, files, out)
         if out.resolve() == Path(store.uri).resolve():
             LocalDataset.open(out, again=True)
             return _synced(files, [], began)
@@ -212,6 +215,16 @@ def _refuse_long_names(uri: str, files: Sequence[Entry]) -> None:
                 f"{uri} has a file whose name, {part[:40]}..., is {size} bytes long, and a disk "
                 f"takes {_MOST_NAME_BYTES}; upload it under a shorter name"
             )
+
+
+def _refuse_small_disk(uri: str, files: Sequence[Entry], out: Path) -> None:
+    has = shutil.disk_usage(out).total
+    needs = sum(-(-entry["bytes"] // _BLOCK_BYTES) * _BLOCK_BYTES for entry in files)
+    if needs > has:
+        raise UserError(
+            f"{uri} takes {needs / 2**30:.2f} GiB on a disk, and that of {out} has "
+            f"{has / 2**30:.2f}; use a larger one, for a stack -c data_volume.gib=N"
+        )
 
 
 def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> _SyncResult:

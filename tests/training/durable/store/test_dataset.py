@@ -76,6 +76,16 @@ def test_fails_to_sync_a_name_that_no_disk_takes(bucket_uri: str, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def test_fails_to_sync_more_than_the_whole_disk_holds(bucket_uri: str, tmp_path: Path) -> None:
+    """Before the first byte: each replacement's disk is as small."""
+    store, out = open_store(f"{bucket_uri}/large"), tmp_path / "out"
+    entry = {"name": "a", "bytes": 2**60, "sha256": sha256(b"a").hexdigest()}
+    store.put(MANIFEST, manifest_of("large", "program", {}, [entry]))
+    with pytest.raises(UserError, match=r"/large takes 1073741824.00 GiB on a disk, and that of"):
+        StoredDataset(store).sync(out, silent)
+    assert list(out.iterdir()) == []
+
+
 @pytest.mark.parametrize("other", ["", "an older manifest", "a reader without xxhash"])
 def test_a_sync_fetches_only_what_is_missing_or_damaged(
     store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
