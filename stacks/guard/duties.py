@@ -207,7 +207,7 @@ def tell_given_up(tick: Tick) -> None:
 
 def end_instances(tick: Tick) -> None:
     """Terminate instances that their fleet does not want and machines that failed to end."""
-    for instance in tick.live():
+    for instance in tick.instances or ():
         why = _why_end(tick, instance)
         if why is not None and _end(tick, instance, why):
             _report_end(tick, instance, why)
@@ -222,6 +222,8 @@ def _end(tick: Tick, instance: StackInstance, why: str) -> bool:
 
 def _why_end(tick: Tick, instance: StackInstance) -> str | None:
     """Return why to end an instance that has had time to end by itself, else None."""
+    if not instance.is_live:
+        return "it is stopped, and its volumes are billed" if instance.is_stopped else None
     fleet_id, notice, now = tick.fleet_of(instance), tick.settings.notice_seconds, tick.now
     since = tick.ledger.at_zero.get(fleet_id, now)
     # Of a Spot fleet at zero, Spot instances get a notice, and as much time again here; on-demand

@@ -53,6 +53,7 @@ class StackInstance:
     launched: float
     is_live: bool
     is_running: bool = False  # not just requested
+    is_stopped: bool = False  # by a person or AWS: its volumes are there, and billed
     is_gone: bool = False  # not just shutting down, in which its trainer saves
     is_taken_back: bool = False
     zone: str = ""
@@ -101,6 +102,7 @@ def _instance(described: dict[str, Any]) -> StackInstance:
         launched=described["LaunchTime"].timestamp(),
         is_live=is_live,
         is_running=described["State"]["Name"] == "running",
+        is_stopped=described["State"]["Name"] == "stopped",
         is_gone=described["State"]["Name"] == "terminated",
         is_taken_back=why.get("Code") in TAKEN_BACK,
         zone=(zone := place.get("AvailabilityZone", "")),

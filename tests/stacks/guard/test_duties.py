@@ -140,3 +140,15 @@ def test_a_run_that_a_machine_gave_up_without_marking_it_is_told_once(scene: Sce
     for later in (0.01, 0.5):
         scene.tick(hours_later=later)
     assert scene.capacity() == len(scene.mails()) == 1
+
+
+def test_a_stopped_machine_is_ended_for_its_volumes(scene: Scene) -> None:
+    """By a person's poweroff or AWS's retirement: one on demand stops, and its disks stay."""
+    left = scene.start()
+    scene.tick()
+    quick_client("ec2").stop_instances(InstanceIds=[left])
+    done = scene.tick(hours_later=0.02)
+    assert done["reason"] == f"{left}: it is stopped, and its volumes are billed"
+    (found,) = quick_client("ec2").describe_instances(InstanceIds=[left])["Reservations"]
+    assert found["Instances"][0]["State"]["Name"] == "terminated"
+    assert scene.tick(hours_later=0.03)["action"] == "none"
