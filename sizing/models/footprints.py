@@ -184,15 +184,19 @@ def counted_stages(
     )
 
 
-def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
-    """Return how many of a machine's GPUs train: a rank without a micro-batch is not started."""
+def are_busy(stages: Sequence[Footprint], gpus: int) -> bool:
+    """Whether each of so many GPUs has a micro-batch of every step, and gradients to add up.
+
+    A rank without one is not started; without the other each would train a model of its own.
+    """
     trained = [stage for stage in stages if stage.kind == "train"]
+    busy = all(s.gradient_bytes and s.micro_batch * gpus <= s.global_batch for s in trained)
+    return gpus == 1 or busy
 
-    def are_busy(count: int) -> bool:
-        # Without gradients to add up, each rank would train a model of its own.
-        return all(s.gradient_bytes and s.micro_batch * count <= s.global_batch for s in trained)
 
-    return max(n for n in RANKS if n <= there and (n == 1 or are_busy(n)))
+def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
+    """Return how many of so many GPUs train."""
+    return max(n for n in RANKS if n <= there and are_busy(stages, n))
 
 
 def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: str) -> str:

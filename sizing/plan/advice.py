@@ -15,7 +15,7 @@ from sizing.catalogue.sizes import trainable_by_price
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.outcomes import Market, Outcomes, deadline_fallback, on_demand, on_spot
-from sizing.plan.plan_inputs import Request
+from sizing.plan.plan_inputs import IdleGpusError, Request
 from sizing.plan.size_plan import Plan, make_plan
 
 # A resource used less than this is overprovisioned, in AWS Compute Optimizer's terms.
@@ -123,10 +123,13 @@ def rank(
     plans = []
     for size in names:
         most = catalogue.find(size).num_gpus
-        counts = [n for n in RANKS if n <= max(1, most)]
+        counts = [n for n in RANKS if n <= max(1, most) and n * request.hosts in RANKS]
         for gpus in [asked.gpus] if asked.gpus else counts:
             try:
                 plans.append(plan(replace(request, size=size, gpus=gpus)))
+            except IdleGpusError:
+                if asked.gpus:
+                    raise
             except UnknownPriceError:
                 if sizes:
                     raise

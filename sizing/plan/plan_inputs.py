@@ -213,6 +213,10 @@ class Request:
         return max(GP3_MB_PER_SECOND, most)
 
 
+class IdleGpusError(ValueError):
+    """More GPUs than a step has micro-batches for: the trainer would not start."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
     """A request with everything looked up for it; nothing here is predicted yet."""
@@ -283,6 +287,8 @@ def look_up(
         ),
         request,
     )
+    if not footprints.are_busy(stages, request.ranks):
+        raise IdleGpusError(_idle_gpus(stages, request))
     if request.sharded and request.ranks > 1:
         stages = tuple(
             each.sharded(request.ranks) if each.kind == "train" else each for each in stages
@@ -316,6 +322,16 @@ def look_up(
         interruptions=_interruptions(request),
         price=replace(price, usd_per_hour=price.usd_per_hour * request.hosts),
         spot_price=replace(spot_price, usd_per_hour=spot_price.usd_per_hour * request.hosts),
+    )
+
+
+def _idle_gpus(stages: tuple[Footprint, ...], request: Request) -> str:
+    ranks, busy = request.ranks, footprints.usable_gpus(stages, request.ranks)
+    most = min(stage.global_batch for stage in stages if stage.kind == "train") // ranks
+    smaller = f", a micro_batch of at most {most}," if most else ""
+    return (
+        f"a step of {request.workload}/{request.recipe} has micro-batches for {busy} of {ranks} "
+        f"GPUs (gpus={request.gpus}, hosts={request.hosts}); use {busy}{smaller} or a larger batch"
     )
 
 

@@ -198,7 +198,7 @@ QUESTIONS: list[tuple[str, str, Answer, object]] = [
     ),
     (
         "And the fastest? Eight A100, in 1.6 to 2.9 h as others measured one.",
-        "advise imagenet --max-usd 90 --market on-demand --objective hours",
+        "advise imagenet --micro-batch 128 --max-usd 90 --market on-demand --objective hours",
         lambda a: (
             (first(a)["size"], first(a)["gpus"]),
             EPOCHS * TRAINED / (8 * FAST_A100) / 3600

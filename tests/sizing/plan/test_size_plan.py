@@ -1,6 +1,7 @@
 """The plan: what it predicts follows from its footprint, and what cannot work is refused."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -299,8 +300,9 @@ def test_gradients_are_exchanged_over_the_gpus_own_links_and_behind_backward() -
     """Eight A100 exchanged over a g5's PCIe, after backward: more than doubled a step's time."""
 
     def seconds(size: str, gpus: int) -> float:
-        request = Request(workload="growth", recipe="full", size=size, gpus=gpus, batch=16 * gpus)
-        stages = make_plan(request).work.stages
+        request = Request(workload="growth", recipe="full", size=size)
+        shared = replace(request, gpus=gpus, micro_batch=8, batch=8 * gpus)
+        stages = make_plan(shared).work.stages
         (stage,) = (each for each in stages if each.footprint.stage == "experts")
         return stage.step.seconds
 
