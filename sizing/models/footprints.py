@@ -69,7 +69,7 @@ class Footprint:
     checkpoint_bytes: int = 0
     flops_per_sample: float
     kept_bytes_per_sample: float
-    kernels_per_step: int | None
+    kernels: int
     convolution_share: float = 0.0
     grouped_share: float = 0.0
     channels_last: bool
@@ -260,7 +260,6 @@ def _footprint(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> Footprint:
         "parameter_bytes": row["parameter_bytes"] + row.get("buffer_bytes", 0),
         "activation_bytes": _activation_bytes(row),
         "kept_bytes_per_sample": 0.0 if prepares else _kept_bytes_per_sample(rows),
-        "kernels_per_step": row.get("kernels"),
         "channels_last": row.get("channels_last_share", 0.0) > 0.5,
         "basis": "modelled" if is_modelled else "measured",
         "source": f"{MEASURE}: a real step on fake tensors"
