@@ -38,6 +38,7 @@ from sizing.cli.shared_options import (
 from sizing.cli.tables import print_json, show_table, table_cell
 from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
+from sizing.models.footprints import trained_samples
 from sizing.plan.advice import PlannedSize, Wanted, best, changes, rank, would_change
 from sizing.plan.checks import VOLUME_PER_DATASET
 from sizing.plan.finished_run import read_run
@@ -157,7 +158,7 @@ def _horizons(
     rows = []
     for months in (0, 3, 6):
         factor = (1 + growth / 100) ** months
-        samples = round(now.work.main.footprint.samples_per_epoch * factor)
+        samples = round(trained_samples(now.inputs.footprints) * factor)
         dataset = now.inputs.dataset_bytes * factor / GIB
         then = replace(asked, samples=samples, dataset_gib=dataset)
         if asked.data_on == "ebs":

@@ -184,6 +184,11 @@ def counted_stages(
     )
 
 
+def trained_samples(stages: Sequence[Footprint]) -> int:
+    """Return how many samples of the dataset the stages train; a Prepare stage reads more."""
+    return max(stage.samples_per_epoch for stage in stages if stage.kind == "train")
+
+
 def are_busy(stages: Sequence[Footprint], gpus: int) -> bool:
     """Whether each of so many GPUs has a micro-batch of every step, and gradients to add up.
 

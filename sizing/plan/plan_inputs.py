@@ -345,12 +345,12 @@ def _data_rate(request: Request, instance: InstanceType, constants: Constants) -
 def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:
     """Return the stages with the request's samples and epochs; their counts do not change.
 
-    `samples` counts the entire dataset: every stage keeps its share of it.
+    `samples` counts what the dataset trains: every stage keeps its share of it.
     """
     samples = request.samples or (request.dataset and request.dataset.train_samples)
     if samples is None and request.epochs is None:
         return stages
-    whole = max(stage.samples_per_epoch for stage in stages)
+    whole = footprints.trained_samples(stages)
     share = (samples or whole) / whole
     if share == 1 and request.epochs is None:
         return stages
@@ -359,19 +359,20 @@ def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprin
 
 def _scaled(stage: Footprint, share: float, epochs: float | None) -> Footprint:
     trains = stage.kind == "train"
-    if epochs is None or not trains:
-        epochs = stage.epochs
+    lasts = epochs if epochs and trains else stage.epochs
+    # A stage defined in steps, whose epochs are counted as a fraction, keeps its steps.
+    is_of_steps = epochs is None and isinstance(stage.epochs, float)
     samples = max(1, round(stage.samples_per_epoch * share))
-    evaluations = math.ceil(stage.evaluations * epochs / stage.epochs)
+    evaluations = math.ceil(stage.evaluations * lasts / stage.epochs)
     return replace(
         stage,
         samples_per_epoch=samples,
         validation_samples=round(stage.validation_samples * share),
         steps_per_epoch=math.ceil(samples / (stage.global_batch if trains else stage.micro_batch)),
-        epochs=epochs,
+        epochs=lasts / share if is_of_steps else lasts,
         evaluations=evaluations,
         phases=tuple(
-            replace(phase, epochs=phase.epochs * epochs / stage.epochs) for phase in stage.phases
+            replace(phase, epochs=phase.epochs * lasts / stage.epochs) for phase in stage.phases
         ),
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from contract.suggestion import suggest
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
+from sizing.models.footprints import trained_samples
 from sizing.models.host import host_memory
 from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import ways
@@ -183,7 +184,7 @@ def _spot(plan: Plan, percent: float) -> str:
 
 
 def _samples(plan: Plan) -> float:
-    return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
+    return float(trained_samples(plan.inputs.footprints))
 
 
 # A plan's value of each signal (None: only the user or a finished run knows it), and the verdict.

@@ -214,3 +214,11 @@ def test_advice_is_a_page_to_keep_with_date_verdict_chart_and_horizons(
     assert re.search(r"in 3 months \| 2,213,857 \| 26\d \| use g5.2xlarge on Spot: ", page)
     # Nothing but one blank line between paragraphs.
     assert "\n\n\n" not in page
+
+
+def test_what_to_use_now_is_the_advice_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ["--recipe", "magvit_full", "--sizes", "g5.2xlarge"]
+    assert main(["advise", "trajectory", *recipe, "--markdown", "--growth", "20"]) == 0
+    page = capsys.readouterr().out
+    says = re.search(r"^use g5.2xlarge on Spot: .+$", page, re.MULTILINE)
+    assert says and f"| now | 8,000 | 200 | {says[0]} |" in page
