@@ -33,11 +33,19 @@ def test_a_run_calibrates_the_gpu_that_its_numerics_key_names(
         torch.device("cuda", 0), world=None, deterministic=True, stages={}, code="made up"
     )
     step = {
-        **{"kind": "step", "stage": "head", "step": 1, "generation": 1},
-        **{"num_samples": 64, "samples_per_second": 640.0, "data_wait": 0.0},
+        "kind": "step",
+        "stage": "head",
+        "step": 1,
+        "generation": 1,
+        "num_samples": 64,
+        "samples_per_second": 640.0,
+        "data_wait": 0.0,
     }
     receipt = {
-        **{"run_id": "run-1", "workload": "trajectory", "recipe": "full", "seconds": 3600.0},
+        "run_id": "run-1",
+        "workload": "trajectory",
+        "recipe": "full",
+        "seconds": 3600.0,
         "numerics_key": key,
     }
     (tmp_path / "metrics").mkdir()
