@@ -24,6 +24,7 @@ from typing import Any
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.prices import snapshot
+from sizing.catalogue.refresh import load
 from sizing.catalogue.sizes import families
 from sizing.cli.shared_options import (
     FLAG,
@@ -234,7 +235,8 @@ def _everywhere(
     first = list(dict.fromkeys(each.plan.request.size for each in found if each.outcomes))
     every = []
     for region in snapshot().regions:
-        there = replace(asked, prices=replace(asked.prices, region=region))
+        prices = replace(asked.prices, region=region, answers=load(region))
+        there = replace(asked, prices=prices)
         names = [size for size in first[:_SEARCHED] if there.prices.find(size)[0]]
         if names:
             every += rank(there, plan=plan, sizes=names, wanted=wanted, most_fallbacks=0)
