@@ -277,22 +277,7 @@ def look_up(
         request.workload, request.recipe, request.size, instance.gpu, path=calibration_file
     )
     used = constants or learned
-    stages = _as_asked(
-        footprints.counted_stages(
-            request.workload,
-            request.recipe,
-            micro_batch=request.micro_batch,
-            batch=request.batch,
-            path=footprints_file,
-        ),
-        request,
-    )
-    if not footprints.are_busy(stages, request.ranks):
-        raise IdleGpusError(_idle_gpus(stages, request))
-    if request.sharded and request.ranks > 1:
-        stages = tuple(
-            each.sharded(request.ranks) if each.kind == "train" else each for each in stages
-        )
+    stages = asked_stages(request, footprints_file)
     facts = DATA.get(request.workload) or _given_data(request, stages)
     epoch_bytes = EPOCH_BYTES_PER_SAMPLE.get((request.workload, request.recipe))
     if facts is not None and epoch_bytes is not None:
@@ -323,6 +308,23 @@ def look_up(
         price=replace(price, usd_per_hour=price.usd_per_hour * request.hosts),
         spot_price=replace(spot_price, usd_per_hour=spot_price.usd_per_hour * request.hosts),
     )
+
+
+def asked_stages(request: Request, footprints_file: Path) -> tuple[Footprint, ...]:
+    """Return the recipe's stages as the request trains them; IdleGpusError if GPUs were idle."""
+    counted = footprints.counted_stages(
+        request.workload,
+        request.recipe,
+        micro_batch=request.micro_batch,
+        batch=request.batch,
+        path=footprints_file,
+    )
+    if not footprints.are_busy(counted, request.ranks):
+        raise IdleGpusError(_idle_gpus(counted, request))
+    stages, ranks = _as_asked(counted, request), request.ranks
+    if not request.sharded or ranks == 1:
+        return stages
+    return tuple(each.sharded(ranks) if each.kind == "train" else each for each in stages)
 
 
 def _idle_gpus(stages: tuple[Footprint, ...], request: Request) -> str:

@@ -14,6 +14,7 @@ from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
 from sizing.models.footprints import trained_samples
 from sizing.models.host import host_memory
+from sizing.plan.checks import sizes_with
 from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import ways
 from sizing.plan.size_plan import Plan
@@ -80,8 +81,7 @@ def _model(plan: Plan, megabytes: float) -> str:
 
 
 def _cheapest_with(plan: Plan, need_mib: float) -> str:
-    sizes = (i.size for i, _ in plan.request.prices.trainable() if i.gpu_memory_mib >= need_mib)
-    return next(sizes, "no size in the catalogue")
+    return next((i.size for i in sizes_with(plan, need_mib)), "no size in the catalogue")
 
 
 def _hours(plan: Plan, hours: float) -> str:
@@ -124,10 +124,8 @@ def _gpu_memory(plan: Plan, percent: float) -> str:
 def _gpu_utilization(plan: Plan, percent: float) -> str:
     """Judge a slower GPU: it is enough if this one's busy share of bandwidth and peak fits it."""
     now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
-    for other, _ in plan.request.prices.trainable():
+    for other in sizes_with(plan, plan.gpu_memory_need):
         gpu = find_gpu(other.gpu, other.gpu_memory_mib)
-        if other.gpu_memory_mib < plan.gpu_memory_need:
-            continue
         if gpu.relative_speed(now, precision) >= percent / 100:
             if other.size == plan.request.size:
                 return f"no: no cheaper size has {percent:.0f} % of this GPU's speed and the memory"

@@ -1,6 +1,8 @@
 """The plan: what it predicts follows from its footprint, and what cannot work is refused."""
 
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,6 +184,39 @@ def test_fails_on_memory_with_the_micro_batch_that_would_fit(tmp_path: Path) -> 
 def test_fails_on_state_that_no_micro_batch_makes_smaller(tmp_path: Path) -> None:
     message = found_in(tmp_path, footprint={"parameter_bytes": 7_000 * MIB}).problems["memory"]
     assert "the cheapest size that fits it is g6e.xlarge" in message
+
+
+@pytest.mark.parametrize(
+    ("problem", "footprint"),
+    [
+        ("memory", {"parameter_bytes": 7_000 * MIB}),
+        # To resume takes more than four fifths of 192 GiB, less than those of g5.16xlarge's 256.
+        ("host", {"checkpoint_bytes": 180 * 2**30}),
+    ],
+)
+def test_the_size_that_a_refused_plan_of_four_gpus_names_has_four_that_suffice(
+    tmp_path: Path, problem: str, footprint: dict[str, object]
+) -> None:
+    def problems(size: str) -> Mapping[str, str]:
+        return found_in(tmp_path, size=size, gpus=4, footprint=footprint).problems
+
+    (size,) = re.findall(r"the cheapest size .+ is (\S+)$", problems("g5.12xlarge")[problem])
+    assert catalogue.find(size).num_gpus >= 4
+    assert problem not in problems(size)
+
+
+def test_the_micro_batch_that_a_refused_plan_names_fits_gpus_that_share_the_model(
+    tmp_path: Path,
+) -> None:
+    # Of the parameters' four copies, 28,000 MiB, each of four GPUs has a quarter.
+    footprint = {"parameter_bytes": 7_000 * MIB, "activations_each": 1500 * MIB}
+
+    def problems(micro_batch: int) -> Mapping[str, str]:
+        asked = {"size": "g5.12xlarge", "gpus": 4, "micro_batch": micro_batch, "sharded": True}
+        return found_in(tmp_path, footprint=footprint, **asked).problems
+
+    (micro_batch,) = re.findall(r"; micro_batch=(\d+) would fit", problems(16)["memory"])
+    assert "memory" not in problems(int(micro_batch))
 
 
 def test_fails_on_a_dataset_over_the_size_s_instance_store(tmp_path: Path) -> None:
