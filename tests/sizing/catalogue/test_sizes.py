@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[3]
         ("g5.8xlarge", ["g5.16xlarge"]),
         ("g5.12xlarge", ["g5.24xlarge"]),
         ("g5.48xlarge", []),
+        # p4de's A100 have 80 GB.
+        ("p4d.24xlarge", []),
         ("g6.xlarge", ["g6.2xlarge", "g6.4xlarge", "gr6.4xlarge"]),
     ],
 )
@@ -54,6 +56,7 @@ def test_alternates_never_have_less_nor_cost_more_than_twice_as_much() -> None:
         assert len(found) <= 4
         for other in found:
             assert (other.gpu, other.num_gpus) == (wanted.gpu, wanted.num_gpus)
+            assert other.gpu_memory_mib == wanted.gpu_memory_mib
             assert other.memory_gib >= wanted.memory_gib
             assert other.on_demand_usd_per_hour and wanted.on_demand_usd_per_hour
             assert other.on_demand_usd_per_hour <= 2 * wanted.on_demand_usd_per_hour
