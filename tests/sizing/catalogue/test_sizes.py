@@ -98,6 +98,22 @@ def test_every_gpu_of_the_catalogue_has_its_peaks() -> None:
             assert gpu.tensor_tflops > gpu.tf32_tflops / 2 > 0
 
 
+# The total that nvidia-smi shows: CUDA has less, a T4 with today's drivers 14,909 MiB.
+NVIDIA_SMI_MIB = {
+    **{"NVIDIA T4": 15_360, "NVIDIA A10G": 23_028, "NVIDIA L4": 23_034, "NVIDIA L40S": 46_068},
+    **{"NVIDIA A100": 40_960, "NVIDIA A100 80GB": 81_920, "NVIDIA H100": 81_559},
+    **{"NVIDIA H200": 143_771, "NVIDIA B200": 183_359, "NVIDIA RTX PRO Server 6000": 97_887},
+}
+
+
+def test_no_size_has_more_gpu_memory_than_its_driver_shows() -> None:
+    for instance in catalogue.instances().values():
+        if instance.num_gpus:
+            name = find_gpu(instance.gpu, instance.gpu_memory_mib).name
+            assert instance.gpu_memory_mib <= NVIDIA_SMI_MIB.get(name, 1e9), instance.size
+    assert catalogue.find("g4dn.xlarge").gpu_memory_mib == 14_909
+
+
 @pytest.mark.parametrize(
     ("size", "gbps"), [("g6e.24xlarge", 200), ("p4d.24xlarge", 400), ("p5.48xlarge", 3200)]
 )

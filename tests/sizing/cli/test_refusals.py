@@ -47,7 +47,7 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
             "--batch=4096",
             "--max-usd-per-hour=50",
         ],
-        "192,183 MiB of GPU memory, g4dn.xlarge has 16,384",
+        "192,183 MiB of GPU memory, g4dn.xlarge has 14,909",
     ),
     (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
     (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
