@@ -210,8 +210,8 @@ def _budget(plan: Plan) -> str | None:
     if request.max_usd is None or request.max_usd >= usd:
         return None
     return (
-        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; use "
-        f"max_usd={_up(usd)} or more, or a cheaper size"
+        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; use more "
+        f"than max_usd={_up(usd)} (volumes and addresses count, too), or a cheaper size"
     )
 
 

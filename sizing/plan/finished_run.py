@@ -358,6 +358,10 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
             "use the run's folder, not the receipt alone"
         )
     constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts}
+    if "first_step_seconds" in constants:
+        # Until it has resumed: the plan counts the checkpoint's read, which that includes, itself.
+        first_step = constants["first_step_seconds"] - plan.restart.resume
+        constants["first_step_seconds"] = max(1.0, first_step)
     if run.peak_gpu_bytes:
         ratio = run.peak_gpu_bytes / MIB / plan.work.memory.allocated
         constants["memory_factor"] = plan.inputs.constants.memory_factor * ratio

@@ -152,9 +152,8 @@ def figures(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _price(price: Price) -> tuple[float, str, Basis, str]:
-    basis: Basis = "published"
-    if price.basis == "modelled" or price.basis == "given":
-        basis = price.basis
+    modelled, given = price.basis in ("modelled", "assumed"), price.basis == "given"
+    basis: Basis = "modelled" if modelled else "given" if given else "published"
     return price.usd_per_hour, "$/h", basis, price.source
 
 

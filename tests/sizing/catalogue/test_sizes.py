@@ -100,9 +100,16 @@ def test_every_gpu_of_the_catalogue_has_its_peaks() -> None:
 
 # The total that nvidia-smi shows: CUDA has less, a T4 with today's drivers 14,909 MiB.
 NVIDIA_SMI_MIB = {
-    **{"NVIDIA T4": 15_360, "NVIDIA A10G": 23_028, "NVIDIA L4": 23_034, "NVIDIA L40S": 46_068},
-    **{"NVIDIA A100": 40_960, "NVIDIA A100 80GB": 81_920, "NVIDIA H100": 81_559},
-    **{"NVIDIA H200": 143_771, "NVIDIA B200": 183_359, "NVIDIA RTX PRO Server 6000": 97_887},
+    "NVIDIA T4": 15_360,
+    "NVIDIA A10G": 23_028,
+    "NVIDIA L4": 23_034,
+    "NVIDIA L40S": 46_068,
+    "NVIDIA A100": 40_960,
+    "NVIDIA A100 80GB": 81_920,
+    "NVIDIA H100": 81_559,
+    "NVIDIA H200": 143_771,
+    "NVIDIA B200": 183_359,
+    "NVIDIA RTX PRO Server 6000": 97_887,
 }
 
 

@@ -175,13 +175,18 @@ def test_restarts_are_learned_from_the_events_of_replacements(tmp_path: Path) ->
     for number, event in enumerate(events):
         (folder / "events" / f"{number}.json").write_text(json.dumps(event))
     (folder / "events" / "torn.json").write_text('{"name": "boot"')
-    found = calibration(read_run(folder), planned(tmp_path)).constants
+    large = {"checkpoint_bytes": 3 * 10**9}
+    before = planned(tmp_path, **large)
+    found = calibration(read_run(folder), before).constants
     assert found["user_data_seconds"] == pytest.approx((30 + 40) / 2)
-    assert found["first_step_seconds"] == 33
-    add_entry(calibration(read_run(folder), planned(tmp_path)), tmp_path / "calibration.json")
-    assert planned(tmp_path).restart.first_step == 33
+    add_entry(calibration(read_run(folder), before), tmp_path / "calibration.json")
+    after = planned(tmp_path, **large).restart
+    # It had resumed after 33 s, in which it also read the checkpoint.
+    assert after.resume == before.restart.resume > 10
+    assert after.first_step + after.resume == pytest.approx(33, rel=1e-3)
     # Another size boots as it boots.
-    assert planned(tmp_path, "g5.xlarge").restart.first_step != 33
+    other = planned(tmp_path, "g5.xlarge", **large).restart
+    assert other.first_step == before.restart.first_step
 
 
 def test_the_first_step_of_each_machine_is_compared_with_its_boot(tmp_path: Path) -> None:

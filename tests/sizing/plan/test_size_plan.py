@@ -14,7 +14,7 @@ from sizing.models import footprints
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan_inputs import Request
-from sizing.plan.report import plan_json, plan_line, summary
+from sizing.plan.report import figures, plan_json, plan_line, summary
 from sizing.plan.size_plan import make_plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
@@ -76,6 +76,19 @@ def test_the_json_has_every_field_and_every_figure_its_source(
     assert {name: type(found[name]) for name in CONTRACT} == CONTRACT
     assert found["figures"]
     assert all(figure["basis"] and figure["source"] for figure in found["figures"].values())
+
+
+def test_an_assumed_price_is_not_called_published(tmp_path: Path) -> None:
+    book = PriceBook(region="sa-east-1", assumes=True)
+    found = plan(tmp_path, size="g5.2xlarge", prices=book)
+    assert found.inputs.price.basis == "assumed"
+    bases = [figures(found)[name]["basis"] for name in ("on_demand", "spot")]
+    assert bases == ["modelled", "modelled"]
+
+
+def test_a_budget_below_the_median_names_what_the_plan_does_not_count(tmp_path: Path) -> None:
+    found = found_in(tmp_path, max_usd=0.01).problems["budget"]
+    assert re.search(r"use more than max_usd=0\.\d+ \(volumes and addresses count, too\)", found)
 
 
 def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
