@@ -118,11 +118,11 @@ def _host(plan: Plan) -> str | None:
 
 def _more_memory(plan: Plan) -> str:
     """Return the cheapest size that a stage can start on, with the same GPU if there is one."""
-    need, gpu = plan.host.need / plan.inputs.constants.usable_memory_share, plan.inputs.gpu.name
+    need = plan.host.need / plan.inputs.constants.usable_memory_share
     enough = [s for s in sizes_with(plan, plan.work.memory.need) if s.memory_gib >= need]
     if not enough:
         return "no size in the catalogue has that much"
-    found = min(enough, key=lambda size: size.gpu != gpu)
+    found = min(enough, key=lambda size: not size.has_same_gpu(plan.inputs.instance))
     return f"the cheapest size whose memory suffices is {found.size}"
 
 

@@ -33,7 +33,7 @@ def _dataset(plan: Plan, samples: float) -> str:
     cache = plan.host.cache_bytes / GIB
     cached = gib <= cache
     # The plan already has this many samples if they were given.
-    hours = plan.work.seconds / 3600 * samples / _samples(plan)
+    hours = plan.work.seconds / 3600 * samples / trained_samples(plan.inputs.footprints)
     return (
         f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
         f"{'fit' if cached else 'do not fit'} the {cache:.1f} GiB page cache of "
@@ -141,7 +141,7 @@ def _host_memory(plan: Plan, percent: float) -> str:
     instance = plan.inputs.instance
     need = instance.memory_gib * percent / 100
     share = plan.inputs.constants.usable_memory_share
-    same = [i for i, _ in plan.request.prices.trainable() if i.gpu == instance.gpu]
+    same = [i for i, _ in plan.request.prices.trainable() if i.has_same_gpu(instance)]
     enough = next((i for i in same if i.memory_gib * share >= need), None)
     if enough is None:
         return f"unknown: no size with this GPU has {need / share:.0f} GiB"
@@ -181,13 +181,9 @@ def _spot(plan: Plan, percent: float) -> str:
     return f"{found.suits}: {'; '.join(found.reasons)}"
 
 
-def _samples(plan: Plan) -> float:
-    return float(trained_samples(plan.inputs.footprints))
-
-
 # A plan's value of each signal (None: only the user or a finished run knows it), and the verdict.
 SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, float], str]]] = {
-    "dataset_samples": (_samples, _dataset),
+    "dataset_samples": (lambda plan: float(trained_samples(plan.inputs.footprints)), _dataset),
     "dataset_gib": (lambda plan: plan.inputs.dataset_bytes / GIB, _preparing),
     "grant_usd": (None, _grant),
     "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),

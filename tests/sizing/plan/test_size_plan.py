@@ -1,5 +1,6 @@
 """The plan: what it predicts follows from its footprint, and what cannot work is refused."""
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from sizing.models import footprints
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan_inputs import Request
-from sizing.plan.report import figures, plan_json, plan_line, summary
+from sizing.plan.report import VERSIONS_KEPT_DAYS, figures, plan_json, plan_line, summary
 from sizing.plan.size_plan import make_plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
@@ -89,6 +90,28 @@ def test_an_assumed_price_is_not_called_published(tmp_path: Path) -> None:
 def test_a_budget_below_the_median_names_what_the_plan_does_not_count(tmp_path: Path) -> None:
     found = found_in(tmp_path, max_usd=0.01).problems["budget"]
     assert re.search(r"use more than max_usd=0\.\d+ \(volumes and addresses count, too\)", found)
+
+
+def test_the_page_has_what_all_saves_of_a_run_cost_in_s3() -> None:
+    root = Path(__file__).parents[3]
+    context = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
+    assert context["versions_kept_days"] == VERSIONS_KEPT_DAYS
+    rows = []
+    for workload, recipe in (
+        *(("detection", "coco_12"), ("imagenet", "full")),
+        *(("trajectory", "magvit_b"), ("growth", "full")),
+    ):
+        made = make_plan(Request(workload=workload, recipe=recipe, size="g5.2xlarge"))
+        row = dict(summary(made))["checkpoint"]
+        each, all_saves, usd = re.findall(r"[\d,]+ MB|[\d,]+ GB|\$[\d.]+", row)
+        assert made.spot is not None
+        # A GB costs $0.023 a month of 730 hours.
+        gb = made.inputs.checkpoint_bytes / 1e9 * made.work.seconds / made.spot.interval_seconds
+        assert float(usd[1:]) == pytest.approx(gb * 0.023 * 14 * 24 / 730, abs=0.01)
+        machines = f"${made.spot.usd_p50:.2f}"
+        rows.append(f"| {workload}, {recipe} | {each} | {all_saves} | {usd} | {machines} |")
+    page = (root / "docs" / "costs.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in page, "\n".join(rows)
 
 
 def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
