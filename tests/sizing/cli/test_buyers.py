@@ -317,6 +317,18 @@ def test_a_need_has_its_choice(
     assert (answer.get("moves") or answer["candidates"])[0]["size"] == choice
 
 
+@pytest.mark.parametrize(
+    "command", re.findall(r"^    python -m sizing (advise \S+ --deadline.+)$", PAGE, re.MULTILINE)
+)
+def test_the_page_has_the_answer_to_its_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)["verdict"][0]
+    answer = re.search(r"^use (.+): (\$\S+ and \S+ h)", verdict)
+    assert answer and answer[2] in " ".join(PAGE.split())
+
+
 def test_the_chart_has_the_choices_at_their_prices() -> None:
     points = re.findall(r'^    "(\S+), .+: \$([\d.]+)": \[[\d.]+, ([\d.]+)\]$', PAGE, re.MULTILINE)
     assert {size for size, _, _ in points} == {choice for _, choice in NEEDS}
