@@ -15,6 +15,9 @@ __all__ = [
 
 HOURS_PER_MONTH = 730
 
+# S3 Standard, first 50 TB: from memory.
+S3_USD_PER_GB_MONTH = 0.023
+
 # EBS gp3 (saisci.com 2021-02 after AWS's price page; webuildup.live 2026-04 repeats storage and
 # IOPS): the first 3,000 IOPS and 125 MiB/s are included in the volume.
 GP3_USD_PER_GIB_MONTH = 0.08

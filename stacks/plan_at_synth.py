@@ -27,9 +27,8 @@ from sizing import (
     plan_line,
 )
 from stacks.parameters import StackParameters
-from stacks.parameters.decisions import MICRO_BATCH, plan_sizes
+from stacks.parameters.decisions import MICRO_BATCH, plan_sizes, unplanned
 from stacks.parameters.programs import program_of
-from stacks.parameters.workloads import is_own
 
 _PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
@@ -106,7 +105,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     if fallback is not None:
         deadline = f"deadline_hours={fallback.deadline_hours:g}: {deadline_sentence(fallback)}"
         notes.add_info_v2("plan:deadline", deadline)
-    for warning in (*findings.warnings, *_unplanned(parameters)):
+    for warning in (*findings.warnings, *_ignored(unplanned(parameters))):
         # `cdk acknowledge` takes this id: the first words of the warning, without figures.
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
@@ -192,16 +191,13 @@ def offered(p: StackParameters, book: PriceBook) -> str:
     )
 
 
-def _unplanned(parameters: StackParameters) -> list[str]:
+def _ignored(overrides: list[str]) -> list[str]:
     """Warn of overrides that the plan does not cover."""
-    names = [text.split("=")[0] for text in parameters.overrides]
-    others = sorted(set(names) - {MICRO_BATCH})
-    if not others or is_own(parameters.workload):
-        return []
-    return [
-        f"the plan ignores {', '.join(others)}, whose effect was not measured "
+    warning = (
+        f"the plan ignores {', '.join(overrides)}, whose effect was not measured "
         "(`python -m training measure --override NAME=VALUE` shows it)"
-    ]
+    )
+    return [warning] if overrides else []
 
 
 def prediction(plan: dict[str, Any] | None) -> str:

@@ -206,7 +206,7 @@ def list_prices(pricing: Any, sizes: Sequence[str], region: str) -> Iterable[tup
 def spot_prices(
     ec2: Any, sizes: Sequence[str], now: datetime
 ) -> Iterable[tuple[str, dict[str, float]]]:
-    """Yield the newest Spot price of each zone, by size."""
+    """Yield the newest Spot price of each zone, by size and by the zone's id."""
     newest: dict[str, dict[str, tuple[datetime, float]]] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=list(sizes), ProductDescriptions=["Linux/UNIX"], StartTime=now
@@ -214,8 +214,10 @@ def spot_prices(
     for page in pages:
         for entry in page["SpotPriceHistory"]:
             zones = newest.setdefault(entry["InstanceType"], {})
+            # The id, as --zone and the catalogue have it: names differ between accounts.
+            zone = entry.get("AvailabilityZoneId") or entry["AvailabilityZone"]
             seen = (entry["Timestamp"], float(entry["SpotPrice"]))
-            zones[entry["AvailabilityZone"]] = max(seen, zones.get(entry["AvailabilityZone"], seen))
+            zones[zone] = max(seen, zones.get(zone, seen))
     for size, zones in newest.items():
         yield size, {zone: usd for zone, (_, usd) in sorted(zones.items())}
 

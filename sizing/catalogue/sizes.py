@@ -83,6 +83,10 @@ class InstanceType:
         """The Spot quota's code as Service Quotas takes it: without the mark of doubt."""
         return self.spot_quota_code.rstrip("?")
 
+    def has_same_gpu(self, other: "InstanceType") -> bool:
+        """Whether a run has the same bits on both: an A100 of 80 GB is not one of 40."""
+        return (self.gpu, self.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
+
     @property
     def instance_store_gib(self) -> int:
         """The capacity of its own disks, in the units of a volume."""
@@ -174,7 +178,7 @@ def alternates(
             if other.size != wanted.size
             and (not other.needs_own_image or other.family == wanted.family)
             and (other.on_demand_usd_per_hour or 0.0) <= most
-            and (mix_gpus or other.gpu == wanted.gpu)
+            and (mix_gpus or other.has_same_gpu(wanted))
             and other.num_gpus == count
             and other.gpu_memory_mib >= wanted.gpu_memory_mib
             and other.memory_gib >= times * wanted.memory_gib

@@ -24,6 +24,7 @@ from typing import Any
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.prices import snapshot
+from sizing.catalogue.refresh import load
 from sizing.catalogue.sizes import families
 from sizing.cli.shared_options import (
     FLAG,
@@ -38,6 +39,7 @@ from sizing.cli.shared_options import (
 from sizing.cli.tables import print_json, show_table, table_cell
 from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
+from sizing.models.footprints import trained_samples
 from sizing.plan.advice import PlannedSize, Wanted, best, changes, rank, would_change
 from sizing.plan.checks import VOLUME_PER_DATASET
 from sizing.plan.finished_run import read_run
@@ -157,7 +159,7 @@ def _horizons(
     rows = []
     for months in (0, 3, 6):
         factor = (1 + growth / 100) ** months
-        samples = round(now.work.main.footprint.samples_per_epoch * factor)
+        samples = round(trained_samples(now.inputs.footprints) * factor)
         dataset = now.inputs.dataset_bytes * factor / GIB
         then = replace(asked, samples=samples, dataset_gib=dataset)
         if asked.data_on == "ebs":
@@ -233,7 +235,8 @@ def _everywhere(
     first = list(dict.fromkeys(each.plan.request.size for each in found if each.outcomes))
     every = []
     for region in snapshot().regions:
-        there = replace(asked, prices=replace(asked.prices, region=region))
+        prices = replace(asked.prices, region=region, answers=load(region))
+        there = replace(asked, prices=prices)
         names = [size for size in first[:_SEARCHED] if there.prices.find(size)[0]]
         if names:
             every += rank(there, plan=plan, sizes=names, wanted=wanted, most_fallbacks=0)

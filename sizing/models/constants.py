@@ -22,9 +22,6 @@ class Constants:
     context_mib: float = 700.0
     # From memory: the caching allocator's fragmentation, a share of live memory.
     fragmentation_share: float = 0.10
-    # Published: liquid_mono_to_3d on an A10G: 13.3 s an epoch of 1,000 small steps, loading
-    # included; used where kernels were not counted.
-    least_step_seconds: float = 0.010
     # Modelled: 1 until `python -m sizing plan --run RUN --calibrate` measures it.
     time_factor: float = 1.0
     launch_factor: float = 1.0

@@ -69,7 +69,7 @@ class Footprint:
     checkpoint_bytes: int = 0
     flops_per_sample: float
     kept_bytes_per_sample: float
-    kernels_per_step: int | None
+    kernels: int
     convolution_share: float = 0.0
     grouped_share: float = 0.0
     channels_last: bool
@@ -184,15 +184,24 @@ def counted_stages(
     )
 
 
-def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
-    """Return how many of a machine's GPUs train: a rank without a micro-batch is not started."""
+def trained_samples(stages: Sequence[Footprint]) -> int:
+    """Return how many samples of the dataset the stages train; a Prepare stage reads more."""
+    return max(stage.samples_per_epoch for stage in stages if stage.kind == "train")
+
+
+def are_busy(stages: Sequence[Footprint], gpus: int) -> bool:
+    """Whether each of so many GPUs has a micro-batch of every step, and gradients to add up.
+
+    A rank without one is not started; without the other each would train a model of its own.
+    """
     trained = [stage for stage in stages if stage.kind == "train"]
+    busy = all(s.gradient_bytes and s.micro_batch * gpus <= s.global_batch for s in trained)
+    return gpus == 1 or busy
 
-    def are_busy(count: int) -> bool:
-        # Without gradients to add up, each rank would train a model of its own.
-        return all(s.gradient_bytes and s.micro_batch * count <= s.global_batch for s in trained)
 
-    return max(n for n in RANKS if n <= there and (n == 1 or are_busy(n)))
+def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
+    """Return how many of so many GPUs train."""
+    return max(n for n in RANKS if n <= there and are_busy(stages, n))
 
 
 def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: str) -> str:
@@ -256,7 +265,6 @@ def _footprint(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> Footprint:
         "parameter_bytes": row["parameter_bytes"] + row.get("buffer_bytes", 0),
         "activation_bytes": _activation_bytes(row),
         "kept_bytes_per_sample": 0.0 if prepares else _kept_bytes_per_sample(rows),
-        "kernels_per_step": row.get("kernels"),
         "channels_last": row.get("channels_last_share", 0.0) > 0.5,
         "basis": "modelled" if is_modelled else "measured",
         "source": f"{MEASURE}: a real step on fake tensors"

@@ -191,10 +191,5 @@ def step_time(
         grouped_share=footprint.grouped_share,
         channels_last=footprint.channels_last,
     )
-    kernels = footprint.kernels_per_step
-    if kernels is None:
-        least = constants.least_step_seconds / (3 if prepares else 1)  # forward only
-        kernels = round(least / launch_of(gpu).likely)
-    return roofline(
-        counted, gpu, constants, kernels=kernels * math.ceil(samples / footprint.micro_batch)
-    )
+    kernels = footprint.kernels * math.ceil(samples / footprint.micro_batch)
+    return roofline(counted, gpu, constants, kernels=kernels)

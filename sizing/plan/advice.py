@@ -5,6 +5,7 @@ candidates that keep the limits with the requested chance are ranked by the obje
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +16,7 @@ from sizing.catalogue.sizes import trainable_by_price
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.outcomes import Market, Outcomes, deadline_fallback, on_demand, on_spot
-from sizing.plan.plan_inputs import Request
+from sizing.plan.plan_inputs import IdleGpusError, Request
 from sizing.plan.size_plan import Plan, make_plan
 
 # A resource used less than this is overprovisioned, in AWS Compute Optimizer's terms.
@@ -120,17 +121,16 @@ def rank(
     names = sizes or [i.size for i in trainable_by_price() if i.num_gpus >= least]
     if not names:
         raise ValueError(f"gpus is {least}; no size in the catalogue has as many")
+    # Left out if it was not asked for: what the region may not sell, GPUs that would be idle.
+    errors = {UnknownPriceError: sizes, IdleGpusError: asked.gpus}
+    left_out = [error for error, is_asked in errors.items() if not is_asked]
     plans = []
     for size in names:
         most = catalogue.find(size).num_gpus
-        counts = [n for n in RANKS if n <= max(1, most)]
+        counts = [n for n in RANKS if n <= max(1, most) and n * request.hosts in RANKS]
         for gpus in [asked.gpus] if asked.gpus else counts:
-            try:
+            with suppress(*left_out):
                 plans.append(plan(replace(request, size=size, gpus=gpus)))
-            except UnknownPriceError:
-                if sizes:
-                    raise
-                # Probably not sold in this region.
     found = [each for made in plans for each in _markets(made, asked)]
     fits, cap = any(each.outcomes for each in found), asked.usd_per_hour
     if cap is not None:

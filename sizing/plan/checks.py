@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
+from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
-from sizing.models import footprints
 from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
 from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
+from sizing.plan.plan_inputs import asked_stages
 from sizing.plan.size_plan import Plan
 
 # Above this share of a limit a plan is called tight.
@@ -83,22 +85,21 @@ def _smaller_step(plan: Plan) -> str:
     request = plan.request
     current = max(s.footprint.micro_batch for s in plan.work.stages if s.footprint.kind == "train")
     for size in range(current - 1, 0, -1):
-        try:
-            stages = footprints.counted_stages(
-                request.workload,
-                request.recipe,
-                micro_batch=size,
-                batch=request.batch,
-                path=plan.inputs.footprints_file,
-            )
-        except ValueError:
-            continue
-        if max(gpu_memory(stage, plan.inputs.constants).need for stage in stages) <= there:
-            return f"micro_batch={size} would fit (the global batch stays, accumulated)"
-    for other, _ in plan.request.prices.trainable():
-        if other.gpu_memory_mib >= plan.work.memory.need:
-            return f"the cheapest size that fits it is {other.size}"
+        with suppress(ValueError):  # not every number divides the batch
+            smaller = replace(request, micro_batch=size)
+            stages = asked_stages(smaller, plan.inputs.footprints_file)
+            if max(gpu_memory(stage, plan.inputs.constants).need for stage in stages) <= there:
+                return f"micro_batch={size} would fit (the global batch stays, accumulated)"
+    for other in sizes_with(plan, plan.work.memory.need):
+        return f"the cheapest size that fits it is {other.size}"
     return "no size in the catalogue fits it: shard the model or the optimizer"
+
+
+def sizes_with(plan: Plan, gpu_memory_mib: float) -> list[InstanceType]:
+    """Return the sizes with the plan's GPUs in number, each with that memory, cheapest first."""
+    sizes = (size for size, _ in plan.request.prices.trainable())
+    enough = (size for size in sizes if size.num_gpus >= plan.request.gpus)
+    return [size for size in enough if size.gpu_memory_mib >= gpu_memory_mib]
 
 
 def _host(plan: Plan) -> str | None:
@@ -117,15 +118,11 @@ def _host(plan: Plan) -> str | None:
 
 def _more_memory(plan: Plan) -> str:
     """Return the cheapest size that a stage can start on, with the same GPU if there is one."""
-    need, gpu = plan.host.need / plan.inputs.constants.usable_memory_share, plan.inputs.gpu.name
-    enough = [
-        size
-        for size, _ in plan.request.prices.trainable()
-        if size.memory_gib >= need and size.gpu_memory_mib >= plan.work.memory.need
-    ]
+    need = plan.host.need / plan.inputs.constants.usable_memory_share
+    enough = [s for s in sizes_with(plan, plan.work.memory.need) if s.memory_gib >= need]
     if not enough:
         return "no size in the catalogue has that much"
-    found = min(enough, key=lambda size: size.gpu != gpu)
+    found = min(enough, key=lambda size: not size.has_same_gpu(plan.inputs.instance))
     return f"the cheapest size whose memory suffices is {found.size}"
 
 
@@ -140,9 +137,7 @@ def _notice(plan: Plan) -> str | None:
 
 
 def _faster_upload(plan: Plan) -> str:
-    for other, _ in plan.request.prices.trainable():
-        if other.gpu_memory_mib < plan.work.memory.need or not other.network_baseline_gbps:
-            continue
+    for other in sizes_with(plan, plan.work.memory.need):
         fit = notice_fit(
             checkpoint_bytes=plan.inputs.checkpoint_bytes * plan.request.runs,
             longest_step_seconds=plan.notice.step,
@@ -215,8 +210,8 @@ def _budget(plan: Plan) -> str | None:
     if request.max_usd is None or request.max_usd >= usd:
         return None
     return (
-        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; use "
-        f"max_usd={_up(usd)} or more, or a cheaper size"
+        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; use more "
+        f"than max_usd={_up(usd)} (volumes and addresses count, too), or a cheaper size"
     )
 
 

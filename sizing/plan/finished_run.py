@@ -4,6 +4,7 @@ Reads a run's folder (a local one, or downloaded from the run bucket) or its rec
 """
 
 import json
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +75,7 @@ def read_run(path: Path) -> FinishedRun:
             f"{receipt['run_id']} ran a program, which has no plan to compare with; "
             "`python -m training report` shows what it did"
         )
-    folder = receipt_file.parent
+    folder, key = receipt_file.parent, receipt.get("numerics_key") or {}
     config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
     lines, bought = _metrics(folder), receipt.get("goodput") or {}
     prediction = receipt.get("prediction") or config.get("prediction") or {}
@@ -83,7 +84,7 @@ def read_run(path: Path) -> FinishedRun:
         workload=str(receipt["workload"]),
         recipe=str(receipt["recipe"]),
         state=str(receipt.get("state", "finished")),
-        device=str((receipt.get("numerics_key") or {}).get("device", "unknown")),
+        device=str(key.get("gpu") or key.get("device", "unknown")),
         size=_text(prediction.get("size")),
         seconds=float(receipt["seconds"]),
         generations=int(receipt.get("generations", 1)),
@@ -139,7 +140,8 @@ class _Lines:
             rate, count = line.get("samples_per_second"), line.get("num_samples")
             if rate and count:
                 seconds = self.step_seconds.setdefault(line["stage"], array("d"))
-                seconds.append(count / float(rate))
+                # The rate includes waits for data, which a faster GPU does not shorten.
+                seconds.append(count / float(rate) * (1 - (line.get("data_wait") or 0.0)))
             if "time" in line:
                 self.first_steps.setdefault(line["generation"], _time(line))
             if line.get("data_wait") is not None:
@@ -342,8 +344,9 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
 
     A ValueError if the run says nothing about the size's GPU: another device, or no metrics.
     """
-    gpu, name = plan.inputs.instance.gpu, plan.inputs.gpu.name.split()[-1]
-    if name not in run.device and gpu not in run.device:
+    gpu = plan.inputs.instance.gpu
+    # Whole words: an L40S is no L4.
+    if not set(gpu.split()[1:]) <= set(re.findall(r"\w+", run.device)):
         raise ValueError(
             f"the run {run.run_id} was on {run.device!r}, not on the {gpu} of {plan.request.size}, "
             "and cannot calibrate it; use the --size that it ran on"
@@ -355,6 +358,10 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
             "use the run's folder, not the receipt alone"
         )
     constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts}
+    if "first_step_seconds" in constants:
+        # Until it has resumed: the plan counts the checkpoint's read, which that includes, itself.
+        first_step = constants["first_step_seconds"] - plan.restart.resume
+        constants["first_step_seconds"] = max(1.0, first_step)
     if run.peak_gpu_bytes:
         ratio = run.peak_gpu_bytes / MIB / plan.work.memory.allocated
         constants["memory_factor"] = plan.inputs.constants.memory_factor * ratio

@@ -213,6 +213,10 @@ class Request:
         return max(GP3_MB_PER_SECOND, most)
 
 
+class IdleGpusError(ValueError):
+    """More GPUs than a step has micro-batches for: the trainer would not start."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
     """A request with everything looked up for it; nothing here is predicted yet."""
@@ -273,20 +277,7 @@ def look_up(
         request.workload, request.recipe, request.size, instance.gpu, path=calibration_file
     )
     used = constants or learned
-    stages = _as_asked(
-        footprints.counted_stages(
-            request.workload,
-            request.recipe,
-            micro_batch=request.micro_batch,
-            batch=request.batch,
-            path=footprints_file,
-        ),
-        request,
-    )
-    if request.sharded and request.ranks > 1:
-        stages = tuple(
-            each.sharded(request.ranks) if each.kind == "train" else each for each in stages
-        )
+    stages = asked_stages(request, footprints_file)
     facts = DATA.get(request.workload) or _given_data(request, stages)
     epoch_bytes = EPOCH_BYTES_PER_SAMPLE.get((request.workload, request.recipe))
     if facts is not None and epoch_bytes is not None:
@@ -319,6 +310,33 @@ def look_up(
     )
 
 
+def asked_stages(request: Request, footprints_file: Path) -> tuple[Footprint, ...]:
+    """Return the recipe's stages as the request trains them; IdleGpusError if GPUs were idle."""
+    counted = footprints.counted_stages(
+        request.workload,
+        request.recipe,
+        micro_batch=request.micro_batch,
+        batch=request.batch,
+        path=footprints_file,
+    )
+    if not footprints.are_busy(counted, request.ranks):
+        raise IdleGpusError(_idle_gpus(counted, request))
+    stages, ranks = _as_asked(counted, request), request.ranks
+    if not request.sharded or ranks == 1:
+        return stages
+    return tuple(each.sharded(ranks) if each.kind == "train" else each for each in stages)
+
+
+def _idle_gpus(stages: tuple[Footprint, ...], request: Request) -> str:
+    ranks, busy = request.ranks, footprints.usable_gpus(stages, request.ranks)
+    most = min(stage.global_batch for stage in stages if stage.kind == "train") // ranks
+    smaller = f", a micro_batch of at most {most}," if most else ""
+    return (
+        f"a step of {request.workload}/{request.recipe} has micro-batches for {busy} of {ranks} "
+        f"GPUs (gpus={request.gpus}, hosts={request.hosts}); use {busy}{smaller} or a larger batch"
+    )
+
+
 def _data_rate(request: Request, instance: InstanceType, constants: Constants) -> Rate:
     """Return the data mount's rate; an instance store without published figures counts as EBS."""
     if request.data_on == "nvme" and (rate := instance_store_rate(instance)) is not None:
@@ -329,12 +347,12 @@ def _data_rate(request: Request, instance: InstanceType, constants: Constants) -
 def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:
     """Return the stages with the request's samples and epochs; their counts do not change.
 
-    `samples` counts the entire dataset: every stage keeps its share of it.
+    `samples` counts what the dataset trains: every stage keeps its share of it.
     """
     samples = request.samples or (request.dataset and request.dataset.train_samples)
     if samples is None and request.epochs is None:
         return stages
-    whole = max(stage.samples_per_epoch for stage in stages)
+    whole = footprints.trained_samples(stages)
     share = (samples or whole) / whole
     if share == 1 and request.epochs is None:
         return stages
@@ -343,19 +361,20 @@ def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprin
 
 def _scaled(stage: Footprint, share: float, epochs: float | None) -> Footprint:
     trains = stage.kind == "train"
-    if epochs is None or not trains:
-        epochs = stage.epochs
+    lasts = epochs if epochs and trains else stage.epochs
+    # A stage defined in steps, whose epochs are counted as a fraction, keeps its steps.
+    is_of_steps = epochs is None and isinstance(stage.epochs, float)
     samples = max(1, round(stage.samples_per_epoch * share))
-    evaluations = math.ceil(stage.evaluations * epochs / stage.epochs)
+    evaluations = math.ceil(stage.evaluations * lasts / stage.epochs)
     return replace(
         stage,
         samples_per_epoch=samples,
         validation_samples=round(stage.validation_samples * share),
         steps_per_epoch=math.ceil(samples / (stage.global_batch if trains else stage.micro_batch)),
-        epochs=epochs,
+        epochs=lasts / share if is_of_steps else lasts,
         evaluations=evaluations,
         phases=tuple(
-            replace(phase, epochs=phase.epochs * epochs / stage.epochs) for phase in stage.phases
+            replace(phase, epochs=phase.epochs * lasts / stage.epochs) for phase in stage.phases
         ),
     )
 

@@ -15,9 +15,11 @@ from sizing.plan.outcomes import deadline_fallback, deadline_sentence
 from sizing.plan.size_plan import Plan
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
-from sizing.service_prices import IMAGE_GIB
+from sizing.service_prices import HOURS_PER_MONTH, IMAGE_GIB, S3_USD_PER_GB_MONTH
 from sizing.spot.forecast import SpotForecast
 
+# For so many days the bucket keeps what a newer save replaced: cdk.json's versions_kept_days.
+VERSIONS_KEPT_DAYS = 14
 # Loader and disk are worth a line above this share of the slowest part's time.
 _NEAR = 0.25
 
@@ -152,9 +154,8 @@ def figures(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _price(price: Price) -> tuple[float, str, Basis, str]:
-    basis: Basis = "published"
-    if price.basis == "modelled" or price.basis == "given":
-        basis = price.basis
+    modelled, given = price.basis in ("modelled", "assumed"), price.basis == "given"
+    basis: Basis = "modelled" if modelled else "given" if given else "published"
     return price.usd_per_hour, "$/h", basis, price.source
 
 
@@ -202,7 +203,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         (
             "checkpoint",
             f"{plan.inputs.checkpoint_bytes / 1e6:,.0f} MB, {duration(plan.notice.save)} to save"
-            + (f", every {duration(spot.interval_seconds)}" if spot else ""),
+            + (_saves(plan, spot) if spot else ""),
         ),
         ("notice", f"{'fits' if plan.notice.fits else 'DOES NOT FIT'}: {plan.notice.sentence()}"),
         (
@@ -227,6 +228,14 @@ def _goodput(plan: Plan) -> str:
     shares = planned_goodput(plan)
     paid = plan.work.seconds / (plan.spot.goodput if plan.spot else 1.0)
     return Goodput(seconds={cause: paid * share for cause, share in shares.items()}).sentence()
+
+
+def _saves(plan: Plan, spot: SpotForecast) -> str:
+    """Say how often it is saved, and what S3, which keeps what is replaced, costs for all saves."""
+    gb = plan.inputs.checkpoint_bytes / 1e9 * plan.work.seconds / spot.interval_seconds
+    usd = gb * S3_USD_PER_GB_MONTH / HOURS_PER_MONTH * 24 * VERSIONS_KEPT_DAYS
+    all_saves = f"{gb:,.0f} GB in all, ${usd:.2f} in S3 for {VERSIONS_KEPT_DAYS} days"
+    return f", every {duration(spot.interval_seconds)}: {all_saves}"
 
 
 def _initialization(plan: Plan) -> list[tuple[str, str]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.trainer_options import RANKS
-from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
 from sizing.plan.plan_inputs import Request
@@ -72,13 +71,8 @@ def _size_with_gpus(plan: Plan, gpus: int) -> str | None:
     instance = plan.inputs.instance
     if instance.num_gpus >= gpus:
         return None
-    same = (i.size for i, _ in plan.request.prices.trainable() if _is_same(i, instance, gpus))
-    return next(same, None)
-
-
-def _is_same(one: InstanceType, other: InstanceType, gpus: int) -> bool:
-    same = (one.gpu, one.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
-    return same and one.num_gpus >= gpus
+    sizes = (size for size, _ in plan.request.prices.trainable() if size.num_gpus >= gpus)
+    return next((size.size for size in sizes if size.has_same_gpu(instance)), None)
 
 
 def machines(request: Request) -> str:

@@ -43,7 +43,8 @@ def spot_verdict(plan: Plan, *, saving: float | None = None) -> SpotVerdict:
     if spot.no_machine_share:
         reasons.append(f"{spot.no_machine_share:.0%} chance that no machine is free at the start")
     if plan.notice.fits:
-        reasons.append(f"a notice is enough to save: {plan.notice.total:.0f} s of 120 s")
+        took, budget = plan.notice.total, plan.notice.budget
+        reasons.append(f"a notice is enough to save: {took:.0f} of {budget:.0f} s")
     else:
         cares.append("the checkpoint does not fit the notice: what periodic saves left is lost")
     lost_hours = spot.interruptions * plan.interruption_seconds / 3600

@@ -12,7 +12,9 @@ from pathlib import Path
 from contract.suggestion import suggest
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
+from sizing.models.footprints import trained_samples
 from sizing.models.host import host_memory
+from sizing.plan.checks import sizes_with
 from sizing.plan.plan_inputs import Request
 from sizing.plan.side_by_side import ways
 from sizing.plan.size_plan import Plan
@@ -31,7 +33,7 @@ def _dataset(plan: Plan, samples: float) -> str:
     cache = plan.host.cache_bytes / GIB
     cached = gib <= cache
     # The plan already has this many samples if they were given.
-    hours = plan.work.seconds / 3600 * samples / _samples(plan)
+    hours = plan.work.seconds / 3600 * samples / trained_samples(plan.inputs.footprints)
     return (
         f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
         f"{'fit' if cached else 'do not fit'} the {cache:.1f} GiB page cache of "
@@ -79,8 +81,7 @@ def _model(plan: Plan, megabytes: float) -> str:
 
 
 def _cheapest_with(plan: Plan, need_mib: float) -> str:
-    sizes = (i.size for i, _ in plan.request.prices.trainable() if i.gpu_memory_mib >= need_mib)
-    return next(sizes, "no size in the catalogue")
+    return next((i.size for i in sizes_with(plan, need_mib)), "no size in the catalogue")
 
 
 def _hours(plan: Plan, hours: float) -> str:
@@ -123,10 +124,8 @@ def _gpu_memory(plan: Plan, percent: float) -> str:
 def _gpu_utilization(plan: Plan, percent: float) -> str:
     """Judge a slower GPU: it is enough if this one's busy share of bandwidth and peak fits it."""
     now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
-    for other, _ in plan.request.prices.trainable():
+    for other in sizes_with(plan, plan.gpu_memory_need):
         gpu = find_gpu(other.gpu, other.gpu_memory_mib)
-        if other.gpu_memory_mib < plan.gpu_memory_need:
-            continue
         if gpu.relative_speed(now, precision) >= percent / 100:
             if other.size == plan.request.size:
                 return f"no: no cheaper size has {percent:.0f} % of this GPU's speed and the memory"
@@ -142,7 +141,7 @@ def _host_memory(plan: Plan, percent: float) -> str:
     instance = plan.inputs.instance
     need = instance.memory_gib * percent / 100
     share = plan.inputs.constants.usable_memory_share
-    same = [i for i, _ in plan.request.prices.trainable() if i.gpu == instance.gpu]
+    same = [i for i, _ in plan.request.prices.trainable() if i.has_same_gpu(instance)]
     enough = next((i for i in same if i.memory_gib * share >= need), None)
     if enough is None:
         return f"unknown: no size with this GPU has {need / share:.0f} GiB"
@@ -182,13 +181,9 @@ def _spot(plan: Plan, percent: float) -> str:
     return f"{found.suits}: {'; '.join(found.reasons)}"
 
 
-def _samples(plan: Plan) -> float:
-    return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
-
-
 # A plan's value of each signal (None: only the user or a finished run knows it), and the verdict.
 SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, float], str]]] = {
-    "dataset_samples": (_samples, _dataset),
+    "dataset_samples": (lambda plan: float(trained_samples(plan.inputs.footprints)), _dataset),
     "dataset_gib": (lambda plan: plan.inputs.dataset_bytes / GIB, _preparing),
     "grant_usd": (None, _grant),
     "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),

@@ -89,7 +89,7 @@ class RunMetrics:
     def gpu_memory_percent(self) -> cloudwatch.MathExpression:
         """GPU memory in use, as a share of the driver's total.
 
-        The catalogue's total is 1 GiB too large on a T4."""
+        The catalogue's total is CUDA's, without what the driver keeps."""
         return _math(
             "100 * used / total",
             "GPU memory used, percent",

@@ -164,10 +164,14 @@ def with_limits(plan: Plan, p: ParameterFields) -> Plan:
 
 def is_covered(p: ParameterFields) -> bool:
     """Whether a plan covers the length of this run: overrides and other data may change it."""
-    if is_own(p.workload):
-        return True  # measured as it is, with the number of samples that it declares
-    names = {text.split("=")[0] for text in p.overrides}
-    return names <= {MICRO_BATCH} and p.dataset == p.workload and not p.program
+    others = unplanned(p) or p.program or p.dataset != p.workload
+    return is_own(p.workload) or not others
+
+
+def unplanned(p: ParameterFields) -> list[str]:
+    """Return the overrides that the plan ignores; an own workload is measured with all of them."""
+    names = () if is_own(p.workload) else (text.split("=")[0] for text in p.overrides)
+    return sorted(set(names) - {MICRO_BATCH})
 
 
 def max_hours(p: ParameterFields, plans: Sequence[Plan], _: str) -> float:

@@ -49,13 +49,17 @@ def session() -> StubbedSession:
     ec2 = session.stubs["ec2"]
     newer, older = NOW - timedelta(hours=1), NOW - timedelta(hours=9)
     history = [
-        ("g5.xlarge", "us-east-1a", "0.50", newer), ("g5.xlarge", "us-east-1a", "0.90", older),
-        ("g5.xlarge", "us-east-1b", "0.60", older),
+        ("g5.xlarge", "a", "0.50", newer), ("g5.xlarge", "a", "0.90", older),
+        ("g5.xlarge", "b", "0.60", older),
     ]  # fmt: skip
+    zones = {"a": "use1-az4", "b": "use1-az6"}
     entries = [
-        {"InstanceType": size, "AvailabilityZone": zone, "SpotPrice": usd, "Timestamp": at}
+        {
+            "InstanceType": size, "SpotPrice": usd, "Timestamp": at,
+            "AvailabilityZone": f"us-east-1{zone}", "AvailabilityZoneId": zones[zone],
+        }
         for size, zone, usd, at in history
-    ]
+    ]  # fmt: skip
     ec2.add_response("describe_spot_price_history", {"SpotPriceHistory": entries}, ANY_HISTORY)
     scores = [{"Region": "us-east-1", "AvailabilityZoneId": "use1-az1", "Score": 3}]
     ec2.add_response("get_spot_placement_scores", {"SpotPlacementScores": scores})
@@ -86,6 +90,11 @@ def test_answers_are_kept_with_their_date(session: StubbedSession) -> None:
     # The newest of each zone, and of the zones the dearest.
     assert (spot.usd_per_hour, spot.basis) == (0.6, "refreshed")
     assert "asked 2026-11-21T12:00 UTC" in spot.source
+    # A zone is named by its id, as in the catalogue; of one size only are there answers.
+    in_zone = PriceBook(answers=answers, zone="use1-az4")
+    for size, usd in (("g5.xlarge", 0.5), ("g5.2xlarge", None)):
+        of_zone = in_zone.find(size)[1]
+        assert of_zone and (usd is None or of_zone.usd_per_hour == usd)
     # Nothing was said about the Spot price of this one: the catalogue's, which says so.
     assert PriceBook(answers=answers).find("g5.2xlarge")[1] == PriceBook().find("g5.2xlarge")[1]
 
@@ -132,7 +141,7 @@ def test_a_plan_takes_what_aws_answered(capsys: pytest.CaptureFixture[str]) -> N
     at = "2026-11-20T00:00:00+00:00"
     kept = Refreshed(
         on_demand={"g5.xlarge": {"value": 10.06, "at": at}},
-        spot={"g5.xlarge": {"value": {"us-east-1a": 1.0, "us-east-1b": 2.0}, "at": at}},
+        spot={"g5.xlarge": {"value": {"use1-az1": 1.0, "use1-az2": 2.0}, "at": at}},
     )
     asked_for = ["plan", "trajectory", "--size", "g5.xlarge", "--json"]
     plans = []
@@ -141,6 +150,19 @@ def test_a_plan_takes_what_aws_answered(capsys: pytest.CaptureFixture[str]) -> N
         assert main(asked_for) == 0
         plans.append(json.loads(capsys.readouterr().out))
     assert plans[1]["usd_on_demand"] == pytest.approx(10 * plans[0]["usd_on_demand"])
+
+
+def test_each_region_has_its_own_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"value": 0.01, "at": "2026-11-20T00:00:00+00:00"}
+    save(Refreshed(on_demand={"g5.xlarge": answer}))
+    save(Refreshed(region="eu-west-1", on_demand={"g5.xlarge": answer | {"value": 0.02}}))
+    asked_for = ["advise", "imagenet", "--sizes", "g5.xlarge", "--market", "on-demand"]
+    assert main([*asked_for, "--region", "any", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["candidates"]
+    found = {row["region"]: row["usd_p50"] / row["hours_p50"] for row in rows}
+    assert found["us-east-1"] == pytest.approx(0.01, rel=0.01)
+    assert found["eu-west-1"] == pytest.approx(0.02, rel=0.01)
+    assert len(found) > 5 and all(usd > 0.9 for usd in sorted(found.values())[2:])
 
 
 def test_fails_when_aws_answers_nothing() -> None:

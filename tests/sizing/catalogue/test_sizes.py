@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[3]
         ("g5.8xlarge", ["g5.16xlarge"]),
         ("g5.12xlarge", ["g5.24xlarge"]),
         ("g5.48xlarge", []),
+        # p4de's A100 have 80 GB.
+        ("p4d.24xlarge", []),
         ("g6.xlarge", ["g6.2xlarge", "g6.4xlarge", "gr6.4xlarge"]),
     ],
 )
@@ -54,6 +56,7 @@ def test_alternates_never_have_less_nor_cost_more_than_twice_as_much() -> None:
         assert len(found) <= 4
         for other in found:
             assert (other.gpu, other.num_gpus) == (wanted.gpu, wanted.num_gpus)
+            assert other.gpu_memory_mib == wanted.gpu_memory_mib
             assert other.memory_gib >= wanted.memory_gib
             assert other.on_demand_usd_per_hour and wanted.on_demand_usd_per_hour
             assert other.on_demand_usd_per_hour <= 2 * wanted.on_demand_usd_per_hour
@@ -93,6 +96,29 @@ def test_every_gpu_of_the_catalogue_has_its_peaks() -> None:
         if instance.num_gpus:
             gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
             assert gpu.tensor_tflops > gpu.tf32_tflops / 2 > 0
+
+
+# The total that nvidia-smi shows: CUDA has less, a T4 with today's drivers 14,909 MiB.
+NVIDIA_SMI_MIB = {
+    "NVIDIA T4": 15_360,
+    "NVIDIA A10G": 23_028,
+    "NVIDIA L4": 23_034,
+    "NVIDIA L40S": 46_068,
+    "NVIDIA A100": 40_960,
+    "NVIDIA A100 80GB": 81_920,
+    "NVIDIA H100": 81_559,
+    "NVIDIA H200": 143_771,
+    "NVIDIA B200": 183_359,
+    "NVIDIA RTX PRO Server 6000": 97_887,
+}
+
+
+def test_no_size_has_more_gpu_memory_than_its_driver_shows() -> None:
+    for instance in catalogue.instances().values():
+        if instance.num_gpus:
+            name = find_gpu(instance.gpu, instance.gpu_memory_mib).name
+            assert instance.gpu_memory_mib <= NVIDIA_SMI_MIB.get(name, 1e9), instance.size
+    assert catalogue.find("g4dn.xlarge").gpu_memory_mib == 14_909
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ QUESTIONS: list[tuple[str, str, Answer, object]] = [
     ),
     (
         "And the fastest? Eight A100, in 1.6 to 2.9 h as others measured one.",
-        "advise imagenet --max-usd 90 --market on-demand --objective hours",
+        "advise imagenet --micro-batch 128 --max-usd 90 --market on-demand --objective hours",
         lambda a: (
             (first(a)["size"], first(a)["gpus"]),
             EPOCHS * TRAINED / (8 * FAST_A100) / 3600
@@ -315,6 +315,18 @@ def test_a_need_has_its_choice(
     assert main([*command.split(), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer.get("moves") or answer["candidates"])[0]["size"] == choice
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"^    python -m sizing (advise \S+ --deadline.+)$", PAGE, re.MULTILINE)
+)
+def test_the_page_has_the_answer_to_its_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)["verdict"][0]
+    answer = re.search(r"^use (.+): (\$\S+ and \S+ h)", verdict)
+    assert answer and answer[2] in " ".join(PAGE.split())
 
 
 def test_the_chart_has_the_choices_at_their_prices() -> None:

@@ -101,7 +101,7 @@ def test_a_buyers_limits_are_answered_without_what_fires_on_the_size_in_use(
     assert "triggers that fire" not in shown
     assert len(shown.splitlines()) <= 35
     # One line a range, though chances, GPUs and dollars on demand stand beside it.
-    assert re.search(r"^ p4d.24xlarge +8 of 8 +[\d.]+ to [\d.]+ +[\d.]+ to [\d.]+ ", shown, re.M)
+    assert re.search(r"^ p4de.24xlarge +4 of 8 +[\d.]+ to [\d.]+ +[\d.]+ to [\d.]+ ", shown, re.M)
     main([*asked, "--given", "parallel_jobs=4"])
     assert "triggers that fire on g5.2xlarge" in capsys.readouterr().out
 
@@ -141,10 +141,28 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
     bought = [(each["size"], each["gpus"], each["market"]) for each in rows]
     assert len(bought) == len(set(bought))
     assert len({size for size, _, _ in bought}) > 30
-    assert ("g5.48xlarge", 8, "on-demand") in bought
+    assert ("g5.48xlarge", 1, "on-demand") in bought
     dollars = [each["usd_p50"] for each in rows if each["usd_p50"] is not None]
     assert dollars == sorted(dollars)
     assert advice["take"] == rows[0]["size"]
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        # A step has four micro-batches of 256.
+        ([], {1, 2, 4}),
+        (["--micro-batch", "128"], {1, 2, 4, 8}),
+        (["--hosts", "2"], {1, 2}),
+    ],
+)
+def test_no_more_gpus_are_advised_than_a_step_has_micro_batches_for(
+    options: list[str], counts: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", "imagenet", "--sizes", "g5", *options, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["candidates"]
+    assert {row["gpus"] for row in rows} == counts
+    assert all(row["usd_p50"] for row in rows)
 
 
 def test_review_shows_a_run_and_asks_for_its_size(
@@ -196,3 +214,11 @@ def test_advice_is_a_page_to_keep_with_date_verdict_chart_and_horizons(
     assert re.search(r"in 3 months \| 2,213,857 \| 26\d \| use g5.2xlarge on Spot: ", page)
     # Nothing but one blank line between paragraphs.
     assert "\n\n\n" not in page
+
+
+def test_what_to_use_now_is_the_advice_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = ["--recipe", "magvit_full", "--sizes", "g5.2xlarge"]
+    assert main(["advise", "trajectory", *recipe, "--markdown", "--growth", "20"]) == 0
+    page = capsys.readouterr().out
+    says = re.search(r"^use g5.2xlarge on Spot: .+$", page, re.MULTILINE)
+    assert says and f"| now | 8,000 | 200 | {says[0]} |" in page

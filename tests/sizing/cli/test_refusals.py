@@ -17,6 +17,16 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
     (["plan", "trajectory", "--size", "g5.xlrge"], "the nearest"),
     ([*PLAN, "--runs", "0"], "runs is 0"),
     ([*PLAN, "--gpus", "9"], "g5.xlarge has 1"),
+    (
+        ["plan", "imagenet", "--size", "g5.48xlarge", "--gpus", "8"],
+        "a step of imagenet/full has micro-batches for 4 of 8 GPUs (gpus=8, hosts=1); use 4, a "
+        "micro_batch of at most 128, or a larger batch",
+    ),
+    (
+        ["plan", "detection", "--size", "g5.2xlarge", "--hosts", "4"],
+        "for 1 of 4 GPUs (gpus=1, hosts=4); use 1 or a larger batch",
+    ),
+    (["advise", "growth", "--gpus", "2"], "has micro-batches for 1 of 2 GPUs"),
     (["advise", "trajectory", "--sizes", ","], "names no size"),
     (["advise", "trajectory", "--market", "fallback"], "add --deadline-hours"),
     (
@@ -37,7 +47,7 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
             "--batch=4096",
             "--max-usd-per-hour=50",
         ],
-        "192,183 MiB of GPU memory, g4dn.xlarge has 16,384",
+        "192,183 MiB of GPU memory, g4dn.xlarge has 14,909",
     ),
     (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
     (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),

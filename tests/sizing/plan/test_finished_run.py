@@ -36,7 +36,9 @@ def planned(tmp_path: Path, size: str = "g5.2xlarge", **footprint: Any) -> Plan:
     )
 
 
-def write_run(folder: Path, step_seconds: float, **receipt: Any) -> FinishedRun:
+def write_run(
+    folder: Path, step_seconds: float, data_wait: float = 0.0, **receipt: Any
+) -> FinishedRun:
     content = {
         "run_id": "run-1",
         "workload": "trajectory",
@@ -45,7 +47,7 @@ def write_run(folder: Path, step_seconds: float, **receipt: Any) -> FinishedRun:
         "seconds": 3600.0,
         "generations": 3,
         "checkpoint_bytes": 300 * MIB,
-        "numerics_key": {"device": "NVIDIA A10G"},
+        "numerics_key": {"device": "cuda", "gpu": "NVIDIA A10G"},
         **receipt,
     }
     (folder / "metrics").mkdir(parents=True)
@@ -58,7 +60,7 @@ def write_run(folder: Path, step_seconds: float, **receipt: Any) -> FinishedRun:
             "generation": 1,
             "num_samples": 64,
             "samples_per_second": 64 / step_seconds,
-            "data_wait": 0.25,
+            "data_wait": data_wait,
         }
     ] * 3
     lines = [json.dumps(step) for step in steps] + ['{"kind": "step", "cut off']
@@ -84,8 +86,9 @@ def test_a_run_is_read_while_its_metrics_are_merged(
 
 
 def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 0.5)
-    assert run.step_seconds == {"head": pytest.approx(0.5)}
+    run = write_run(tmp_path / "run", 0.5, data_wait=0.25)
+    # A quarter of the half second waited for data: the GPU's step is the rest.
+    assert run.step_seconds == {"head": pytest.approx(0.375)}
     assert run.interruptions == 2
     assert run.signals()["data_wait_percent"] == 25
 
@@ -146,7 +149,7 @@ def test_what_launches_bind_is_learned_for_every_gpu(tmp_path: Path) -> None:
 
 
 def test_a_run_is_planned_with_its_own_gpus_and_micro_batch(tmp_path: Path) -> None:
-    key = {"device": "NVIDIA A10G", "world": 4}
+    key = {"device": "cuda", "gpu": "NVIDIA A10G", "world": 4}
     run = write_run(
         tmp_path / "run", 0.5, numerics_key=key, overrides={"micro_batch": "8", "epochs": "2"}
     )
@@ -172,13 +175,18 @@ def test_restarts_are_learned_from_the_events_of_replacements(tmp_path: Path) ->
     for number, event in enumerate(events):
         (folder / "events" / f"{number}.json").write_text(json.dumps(event))
     (folder / "events" / "torn.json").write_text('{"name": "boot"')
-    found = calibration(read_run(folder), planned(tmp_path)).constants
+    large = {"checkpoint_bytes": 3 * 10**9}
+    before = planned(tmp_path, **large)
+    found = calibration(read_run(folder), before).constants
     assert found["user_data_seconds"] == pytest.approx((30 + 40) / 2)
-    assert found["first_step_seconds"] == 33
-    add_entry(calibration(read_run(folder), planned(tmp_path)), tmp_path / "calibration.json")
-    assert planned(tmp_path).restart.first_step == 33
+    add_entry(calibration(read_run(folder), before), tmp_path / "calibration.json")
+    after = planned(tmp_path, **large).restart
+    # It had resumed after 33 s, in which it also read the checkpoint.
+    assert after.resume == before.restart.resume > 10
+    assert after.first_step + after.resume == pytest.approx(33, rel=1e-3)
     # Another size boots as it boots.
-    assert planned(tmp_path, "g5.xlarge").restart.first_step != 33
+    other = planned(tmp_path, "g5.xlarge", **large).restart
+    assert other.first_step == before.restart.first_step
 
 
 def test_the_first_step_of_each_machine_is_compared_with_its_boot(tmp_path: Path) -> None:
@@ -222,10 +230,26 @@ def test_what_was_predicted_then_counts_before_what_is_predicted_now(tmp_path: P
     assert rows["hours from the first attempt"].predicted == pytest.approx(expected)
 
 
-def test_fails_to_learn_of_a_gpu_from_a_run_on_another_device(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 0.5, numerics_key={"device": "cpu"})
+def test_a_run_that_waits_for_its_loader_does_not_make_the_gpu_slower(tmp_path: Path) -> None:
+    plan = planned(tmp_path, **HEAVY)
+    step = plan.work.main.step.seconds
+    found = calibration(write_run(tmp_path / "run", 3 * step, data_wait=2 / 3), plan).constants
+    assert found["time_factor"] == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "key"),
+    [
+        ("g5.2xlarge", {"device": "cpu", "cpu_capability": "AVX512"}),
+        ("g6.2xlarge", {"device": "cuda", "gpu": "NVIDIA L40S"}),
+    ],
+)
+def test_fails_to_learn_of_a_gpu_from_a_run_on_another_device(
+    tmp_path: Path, size: str, key: dict[str, str]
+) -> None:
+    run = write_run(tmp_path / "run", 0.5, numerics_key=key)
     with pytest.raises(ValueError, match="and cannot calibrate it"):
-        calibration(run, planned(tmp_path))
+        calibration(run, planned(tmp_path, size))
 
 
 def test_fails_to_learn_from_a_receipt_without_metrics(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A dataset's own manifest in place of what is usual: its bytes, its samples, its images."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,23 @@ def test_a_smaller_dataset_has_shorter_epochs(tmp_path: Path) -> None:
     assert part.work.main.footprint.steps_per_epoch == 126
     whole = imagenet(None)
     assert part.work.main.epoch_seconds == pytest.approx(whole.work.main.epoch_seconds / 10, 0.01)
+
+
+def test_a_dataset_of_the_recipe_s_own_samples_changes_no_stage() -> None:
+    # The Prepare stage reads the samples of the validation, too.
+    request = Request(workload="trajectory", recipe="full", size="g5.xlarge")
+    dataset = DatasetFacts(name="own", num_bytes=10**9, train_samples=8_000)
+    usual, own = (make_plan(replace(request, dataset=each)).inputs for each in (None, dataset))
+    assert own.footprints == usual.footprints
+
+
+def test_a_stage_of_steps_keeps_them_whatever_the_dataset() -> None:
+    request = Request(workload="growth", recipe="full", size="g5.2xlarge")
+    half = replace(request, samples=900_000)
+    for asked, steps in ((request, 1000), (half, 1000), (replace(half, epochs=0.01), 563)):
+        for stage in make_plan(asked).inputs.footprints:
+            assert math.ceil(stage.steps_per_epoch * stage.epochs) == steps
+            assert stage.evaluations == (4 if asked.epochs is None else 5)
 
 
 def test_a_manifest_that_counts_no_images_says_its_bytes_only(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The plan: what it predicts follows from its footprint, and what cannot work is refused."""
 
+import json
+import re
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from sizing.models import footprints
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan_inputs import Request
-from sizing.plan.report import plan_json, plan_line, summary
+from sizing.plan.report import VERSIONS_KEPT_DAYS, figures, plan_json, plan_line, summary
 from sizing.plan.size_plan import make_plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
@@ -73,6 +77,41 @@ def test_the_json_has_every_field_and_every_figure_its_source(
     assert {name: type(found[name]) for name in CONTRACT} == CONTRACT
     assert found["figures"]
     assert all(figure["basis"] and figure["source"] for figure in found["figures"].values())
+
+
+def test_an_assumed_price_is_not_called_published(tmp_path: Path) -> None:
+    book = PriceBook(region="sa-east-1", assumes=True)
+    found = plan(tmp_path, size="g5.2xlarge", prices=book)
+    assert found.inputs.price.basis == "assumed"
+    bases = [figures(found)[name]["basis"] for name in ("on_demand", "spot")]
+    assert bases == ["modelled", "modelled"]
+
+
+def test_a_budget_below_the_median_names_what_the_plan_does_not_count(tmp_path: Path) -> None:
+    found = found_in(tmp_path, max_usd=0.01).problems["budget"]
+    assert re.search(r"use more than max_usd=0\.\d+ \(volumes and addresses count, too\)", found)
+
+
+def test_the_page_has_what_all_saves_of_a_run_cost_in_s3() -> None:
+    root = Path(__file__).parents[3]
+    context = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
+    assert context["versions_kept_days"] == VERSIONS_KEPT_DAYS
+    rows = []
+    for workload, recipe in (
+        *(("detection", "coco_12"), ("imagenet", "full")),
+        *(("trajectory", "magvit_b"), ("growth", "full")),
+    ):
+        made = make_plan(Request(workload=workload, recipe=recipe, size="g5.2xlarge"))
+        row = dict(summary(made))["checkpoint"]
+        each, all_saves, usd = re.findall(r"[\d,]+ MB|[\d,]+ GB|\$[\d.]+", row)
+        assert made.spot is not None
+        # A GB costs $0.023 a month of 730 hours.
+        gb = made.inputs.checkpoint_bytes / 1e9 * made.work.seconds / made.spot.interval_seconds
+        assert float(usd[1:]) == pytest.approx(gb * 0.023 * 14 * 24 / 730, abs=0.01)
+        machines = f"${made.spot.usd_p50:.2f}"
+        rows.append(f"| {workload}, {recipe} | {each} | {all_saves} | {usd} | {machines} |")
+    page = (root / "docs" / "costs.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in page, "\n".join(rows)
 
 
 def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
@@ -181,6 +220,39 @@ def test_fails_on_memory_with_the_micro_batch_that_would_fit(tmp_path: Path) -> 
 def test_fails_on_state_that_no_micro_batch_makes_smaller(tmp_path: Path) -> None:
     message = found_in(tmp_path, footprint={"parameter_bytes": 7_000 * MIB}).problems["memory"]
     assert "the cheapest size that fits it is g6e.xlarge" in message
+
+
+@pytest.mark.parametrize(
+    ("problem", "footprint"),
+    [
+        ("memory", {"parameter_bytes": 7_000 * MIB}),
+        # To resume takes more than four fifths of 192 GiB, less than those of g5.16xlarge's 256.
+        ("host", {"checkpoint_bytes": 180 * 2**30}),
+    ],
+)
+def test_the_size_that_a_refused_plan_of_four_gpus_names_has_four_that_suffice(
+    tmp_path: Path, problem: str, footprint: dict[str, object]
+) -> None:
+    def problems(size: str) -> Mapping[str, str]:
+        return found_in(tmp_path, size=size, gpus=4, footprint=footprint).problems
+
+    (size,) = re.findall(r"the cheapest size .+ is (\S+)$", problems("g5.12xlarge")[problem])
+    assert catalogue.find(size).num_gpus >= 4
+    assert problem not in problems(size)
+
+
+def test_the_micro_batch_that_a_refused_plan_names_fits_gpus_that_share_the_model(
+    tmp_path: Path,
+) -> None:
+    # Of the parameters' four copies, 28,000 MiB, each of four GPUs has a quarter.
+    footprint = {"parameter_bytes": 7_000 * MIB, "activations_each": 1500 * MIB}
+
+    def problems(micro_batch: int) -> Mapping[str, str]:
+        asked = {"size": "g5.12xlarge", "gpus": 4, "micro_batch": micro_batch, "sharded": True}
+        return found_in(tmp_path, footprint=footprint, **asked).problems
+
+    (micro_batch,) = re.findall(r"; micro_batch=(\d+) would fit", problems(16)["memory"])
+    assert "memory" not in problems(int(micro_batch))
 
 
 def test_fails_on_a_dataset_over_the_size_s_instance_store(tmp_path: Path) -> None:
@@ -299,8 +371,9 @@ def test_gradients_are_exchanged_over_the_gpus_own_links_and_behind_backward() -
     """Eight A100 exchanged over a g5's PCIe, after backward: more than doubled a step's time."""
 
     def seconds(size: str, gpus: int) -> float:
-        request = Request(workload="growth", recipe="full", size=size, gpus=gpus, batch=16 * gpus)
-        stages = make_plan(request).work.stages
+        request = Request(workload="growth", recipe="full", size=size)
+        shared = replace(request, gpus=gpus, micro_batch=8, batch=8 * gpus)
+        stages = make_plan(shared).work.stages
         (stage,) = (each for each in stages if each.footprint.stage == "experts")
         return stage.step.seconds
 

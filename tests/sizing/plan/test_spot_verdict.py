@@ -11,9 +11,11 @@ from tests.sizing.sample_plan import plan
 
 
 def test_a_short_run_that_saves_within_the_notice_suits_spot(tmp_path: Path) -> None:
-    found = spot_verdict(plan(tmp_path))
+    made = plan(tmp_path, notice_seconds=60.0)
+    found = spot_verdict(made)
     assert found.suits == "yes"
-    assert "a notice is enough to save" in "; ".join(found.reasons)
+    took = f"{made.notice.total:.0f} of 50 s"
+    assert f"a notice is enough to save: {took}" in "; ".join(found.reasons)
 
 
 def test_no_saving_speaks_against_spot(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sizing.plan.plan_inputs import Request
 from sizing.plan.size_plan import Plan, make_plan
 from sizing.plan.triggers import SIGNALS, as_given, fire, load_rules, signals
 from tests.sizing import sample_plan
@@ -44,6 +45,12 @@ def test_given_samples_change_the_plan_and_every_verdict_on_it(plan: Plan) -> No
     assert many["dataset-4xlarge"].startswith("yes: bytes decide")
     assert "hours-4xlarge" not in few
     assert "h cost $" in many["hours-4xlarge"]
+
+
+def test_the_samples_of_a_plan_are_those_that_its_stages_train() -> None:
+    # Its Prepare stage has a thousand more.
+    request = Request(workload="trajectory", recipe="full", size="g5.xlarge")
+    assert signals(make_plan(request))["dataset_samples"] == 8_000
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ def prices(size: str) -> tuple[Price | None, Price | None]:
 
 
 def test_a_v100_that_is_a_tenth_busy_is_replaced_by_a_t4() -> None:
-    first = rightsize("p3.2xlarge", 10, prices)[0]
+    # Which has less memory than a V100.
+    assert "g4dn.xlarge" not in {move.size for move in rightsize("p3.2xlarge", 10, prices)}
+    first = rightsize("p3.2xlarge", 10, prices, memory_mib=14_000)[0]
     assert first.size == "g4dn.xlarge"
     # 900 GB/s of a V100 against 320 of a T4.
     assert first.busy_percent == pytest.approx(10 * 900 / 320)
