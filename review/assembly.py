@@ -59,6 +59,7 @@ class StackSide:
 
     template: Mapping[str, Any]
     construct_id: str = ""  # by which the CDK CLI selects it; of an assembly
+    region: str = PRICE_REGION  # whose prices count
     is_protected: bool = False
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
@@ -118,7 +119,6 @@ class Side:
 
     name: str
     stacks: Mapping[str, StackSide]
-    region: str = PRICE_REGION  # whose prices count
     others: Mapping[str, str | None] = field(default_factory=dict)  # descriptions of other stacks
     is_deployed: bool = False
 
@@ -134,24 +134,35 @@ class CdkDiff:
 
 def read_assembly(folder: Path, name: str) -> Side:
     """Read a cloud assembly: each stack's template, its protection and its plan."""
-    artifacts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    stacks, region = {}, ""
-    for construct_id, artifact in artifacts.items():
-        if artifact["type"] != "aws:cloudformation:stack":
-            continue
-        region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "") or region
+    stacks: dict[str, StackSide] = {}
+    of_cli = _cli_region()
+    for place, construct_id, artifact in _stacks_of(folder):
         properties = artifact["properties"]
-        template = folder / properties["templateFile"]
+        template = place / properties["templateFile"]
+        selector = artifact.get("displayName", construct_id)
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
         plan = template.with_name(template.name.replace(".template.", ".plan."))
-        stacks[stack_name] = StackSide(
+        region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "")
+        # Stages may give the same name to stacks of several regions.
+        stacks[selector if stack_name in stacks else stack_name] = StackSide(
             template=json.loads(template.read_text(encoding="utf-8")),
-            construct_id=artifact.get("displayName", construct_id),
+            construct_id=selector,
+            region=region or of_cli,
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
-            certificate=_certificate(folder, artifact),
+            certificate=_certificate(place, artifact),
         )
-    return Side(name=name, stacks=stacks, region=region or _cli_region())
+    return Side(name=name, stacks=stacks)
+
+
+def _stacks_of(folder: Path) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
+    """Yield an assembly's stacks, also those of CDK Stages, which are in folders of their own."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    for construct_id, artifact in manifest["artifacts"].items():
+        if artifact["type"] == "cdk:cloud-assembly":
+            yield from _stacks_of(folder / artifact["properties"]["directoryName"])
+        elif artifact["type"] == "aws:cloudformation:stack":
+            yield folder, construct_id, artifact
 
 
 def _certificate(folder: Path, artifact: Mapping[str, Any]) -> str:
@@ -272,32 +283,35 @@ def head_name(repository: Path) -> str:
     return f"{commit} with uncommitted changes" if is_dirty else commit
 
 
-def deployed(stack_names: Sequence[str]) -> Side:
-    """Read the deployed stacks' templates; needs cloudformation:GetTemplate and DescribeStacks."""
+def deployed(head: Side) -> Side:
+    """Read head's stacks as they are deployed; needs cloudformation:GetTemplate, DescribeStacks."""
     stacks: dict[str, StackSide] = {}
+    others: dict[str, str | None] = {}
     try:
         with settings_checked():
-            client = checked(_session()).client("cloudformation")
-        for name in stack_names:
+            session = checked(_session())
+        for name, stack in sorted(head.stacks.items()):
+            client = session.client("cloudformation", region_name=stack.region)
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]
                 body = client.get_template(StackName=name, TemplateStage="Original")["TemplateBody"]
             except ClientError as error:
                 if "does not exist" in str(error):
+                    others |= _descriptions(client)
                     continue
                 raise
             stacks[name] = StackSide(
                 template=body if isinstance(body, Mapping) else json.loads(body),
+                region=stack.region,
                 is_protected=bool(described.get("EnableTerminationProtection")),
                 image=image_of(described),
                 drift=_drift(client, described),
             )
-        others = {} if stacks.keys() == {*stack_names} else _descriptions(client)
     except (BotoCoreError, ClientError, SettingsError) as error:
         why = explain(error) or error
         raise CannotReview(f"the deployed stacks cannot be read: {why}") from error
-    region = client.meta.region_name
-    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region, others=others,
+    regions = ", ".join(sorted({each.region for each in head.stacks.values()}))
+    return Side(name=f"what is deployed in {regions}", stacks=stacks, others=others,
                 is_deployed=True)  # fmt: skip
 
 
