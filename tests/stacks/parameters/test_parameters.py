@@ -42,6 +42,8 @@ def test_cdks_own_context_is_passed_over() -> None:
     context = {
         "@aws-cdk/core:bootstrapQualifier": "localhost",
         "aws:cdk:enable-path-metadata": True,
+        "acknowledged-issue-numbers": [34892],
+        "cli-telemetry": False,
     }
     assert StackParameters.from_context(context) == StackParameters.for_size("g5.2xlarge")
 
