@@ -60,7 +60,7 @@ def _pairs(base: Side, head: Side) -> list[tuple[str, StackSide | None, StackSid
         {name: each for name, each in side.stacks.items() if each.fleet} for side in (base, head)
     )
     if len(old) == len(new) == 1:  # also under another name
-        return [("", *old.values(), *new.values())]
+        new = dict(zip(old, new.values(), strict=True))
     names = sorted({*old, *new})
     return [(f"{it}: " * (len(names) > 1), old.get(it), new.get(it)) for it in names]
 

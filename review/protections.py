@@ -164,11 +164,10 @@ def _open(change: Change, head: Side) -> _Weakened:
         gone = [name for name, value in before.items() if value is True and not after.get(name)]
         if gone:
             yield f"the bucket loses {', '.join(gone)}", "keep it", "public"
-    found = []
+    name = DOCUMENTS.get(change.type, "PolicyDocument")
+    before, after = (permissions(_public(each.get(name))) for each in (old, new))
     # An endpoint is open to its network, if nobody narrows it.
-    for name in DOCUMENTS.get(change.type, ()) if change.type != "AWS::EC2::VPCEndpoint" else ():
-        before, after = (permissions(_public(each.get(name))) for each in (old, new))
-        found += sentences(after - before)
+    found = sentences(after - before) if change.type != "AWS::EC2::VPCEndpoint" else []
     for path, _, value in change.differences():
         if "Egress" not in change.type + path and _DOORS.search(f"{path} {value}"):
             found.append(f"{path} {value}")

@@ -16,23 +16,18 @@ from review.changes import Change, Effect
 from review.run_effects import read_run_env
 from review.spelling import leaves, short, spell
 
-# The properties that contain policy documents, by resource type.
+# The property with the policy document, by resource type; of all others it is PolicyDocument.
 DOCUMENTS = {
-    "AWS::IAM::Policy": ("PolicyDocument",),
-    "AWS::IAM::ManagedPolicy": ("PolicyDocument",),
-    "AWS::IAM::Role": ("AssumeRolePolicyDocument",),
-    "AWS::S3::BucketPolicy": ("PolicyDocument",),
-    "AWS::SNS::TopicPolicy": ("PolicyDocument",),
-    "AWS::SQS::QueuePolicy": ("PolicyDocument",),
-    "AWS::KMS::Key": ("KeyPolicy",),
-    "AWS::EC2::VPCEndpoint": ("PolicyDocument",),
-    "AWS::Logs::ResourcePolicy": ("PolicyDocument",),
-    "AWS::Logs::LogGroup": ("ResourcePolicyDocument",),
-    "AWS::SecretsManager::ResourcePolicy": ("ResourcePolicy",),
+    "AWS::IAM::Role": "AssumeRolePolicyDocument",
+    "AWS::KMS::Key": "KeyPolicy",
+    "AWS::Logs::LogGroup": "ResourcePolicyDocument",
+    "AWS::SecretsManager::ResourcePolicy": "ResourcePolicy",
 }
 # Lists in which each item grants access.
 _GRANTS = {
     "AWS::IAM::Role": ("ManagedPolicyArns",),
+    "AWS::IAM::User": ("ManagedPolicyArns", "Groups"),
+    "AWS::IAM::Group": ("ManagedPolicyArns",),
     "AWS::EC2::SecurityGroup": ("SecurityGroupIngress", "SecurityGroupEgress"),
 }
 # Resources that only grant access.
@@ -42,7 +37,10 @@ _GRANTING = (
     "AWS::Lambda::Permission",
     "AWS::Lambda::Url",
     "AWS::IAM::AccessKey",
+    "AWS::IAM::UserToGroupAddition",
 )
+# No template shows what these allow.
+_UNSHOWN = ("ManagedPolicyArns", "Groups", "AccessKey", "UserToGroupAddition")
 # Protective properties, by type; any part of a path matches.
 _PROTECTIONS = {
     "AWS::S3::Bucket": (
@@ -67,6 +65,7 @@ _PROTECTIONS = {
     "AWS::Logs::LogGroup": ("KmsKeyId",),
     "AWS::KMS::Key": ("EnableKeyRotation",),
     "AWS::EC2::FlowLog": ("TrafficType",),
+    **dict.fromkeys(("AWS::IAM::Role", "AWS::IAM::User"), ("PermissionsBoundary",)),
 }
 Known = set[tuple[str, bool]]  # actions, and whether on any resource
 _ENCRYPTION = re.compile(r"Encrypt|Kms\w*Key|KMS\w*Key")
@@ -266,9 +265,10 @@ def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
                 name in path.split(".") for name in _PROTECTIONS.get(change.type, ())
             ):
                 what = f"{path}: {short(before)} → {short(after)}"
-                is_plain = bool(_ENCRYPTION.search(path) and before) and not after
-                action = "widens" if is_plain else "changes"
-                yield _row(change, action, what, "encryption" if is_plain else "")
+                is_plain = bool(_ENCRYPTION.search(path)) and not after
+                accept = "encryption" * is_plain or "permissions" * path.endswith("Boundary")
+                accept *= bool(before)
+                yield _row(change, "widens" if accept else "changes", what, accept)
     if change.type in _PROTECTING and change.action in ("added", "removed"):
         name = change.type.rpartition("::")[2]
         action = "narrows" if change.action == "added" else "widens"
@@ -316,10 +316,9 @@ def _permission_changes(
 def _granted(resource: Mapping[str, Any] | None) -> set[Permission]:
     """Return what a resource's documents say."""
     properties = (resource or {}).get("Properties") or {}
-    names = DOCUMENTS.get(str((resource or {}).get("Type")), ())
-    listed = [properties.get(name) for name in names]
-    listed += [each.get("PolicyDocument") for each in properties.get("Policies") or []]
-    return {it for document in listed for it in permissions(document)}
+    name = DOCUMENTS.get(str((resource or {}).get("Type")), "PolicyDocument")
+    inline = [each.get("PolicyDocument") for each in properties.get("Policies") or []]
+    return {it for document in [properties.get(name), *inline] for it in permissions(document)}
 
 
 def _is_grave(permission: Permission) -> bool:
@@ -344,9 +343,7 @@ def _grant_changes(
     for item in sorted(old - new):
         yield _row(change, "narrows", f"− {name}: {item}", holder)
     for item in sorted(new - old):
-        # No template shows what a managed policy allows.
-        accept = "permissions" if name in ("ManagedPolicyArns", "AccessKey") else ""
-        yield _row(change, "widens", f"+ {name}: {item}", accept)
+        yield _row(change, "widens", f"+ {name}: {item}", "permissions" * (name in _UNSHOWN))
 
 
 def _row(change: Change, action: str, what: str, accept: str = "") -> Effect:

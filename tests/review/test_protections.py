@@ -99,6 +99,46 @@ def test_fails_where_nobody_gets_the_alarms_any_more(base: Side, make_side: Make
     assert judge(mailed, other, []).of("weakened") == judge(base, mailed, []).of("weakened") == []
 
 
+ADMINISTRATOR = {"ManagedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}
+ANYTHING = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "says"),
+    [
+        ("RolePolicy", ANYTHING, "+ Allow * on *"),
+        ("UserPolicy", ANYTHING, "+ Allow * on *"),
+        ("GroupPolicy", ANYTHING, "+ Allow * on *"),
+        ("User", {"Policies": [ANYTHING]}, "+ Allow * on *"),
+        ("User", ADMINISTRATOR, "+ ManagedPolicyArns: arn:aws:iam::aws:policy/Administrator"),
+        ("Group", ADMINISTRATOR, "+ ManagedPolicyArns: arn:aws:iam::aws:policy/Administrator"),
+        ("User", {"Groups": ["Admins"]}, "+ Groups: Admins"),
+        ("UserToGroupAddition", {"GroupName": "Admins", "Users": ["me"]}, "+ UserToGroupAddition"),
+    ],
+)
+def test_fails_for_who_may_do_more(
+    base: Side, kind: str, properties: dict[str, Any], says: str
+) -> None:
+    new = {"It": {"Type": f"AWS::IAM::{kind}", "Properties": properties}}
+    review = judge(base, edited(base, lambda resources: resources.update(new)), [])
+    (row,) = review.of("security")
+    assert (row.action, row.accept) == ("widens", "permissions") and row.what.startswith(says)
+    assert [review.exit_code("data-loss", each) for each in ([], ["permissions"])] == [1, 0]
+
+
+def test_fails_for_a_permissions_boundary_that_goes_or_is_another(base: Side) -> None:
+    def bound(by: object) -> Side:
+        return edited(base, with_property("AWS::IAM::Role", "PermissionsBoundary", by))
+
+    for after, told in (("", "-"), ({"Ref": "Wide"}, "${Wide}")):
+        review = judge(bound("arn:aws:iam::1:policy/narrow"), bound(after) if after else base, [])
+        (row,) = review.of("security")
+        assert row.what == f"PermissionsBoundary: arn:aws:iam::1:policy/narrow → {told}"
+        assert (row.action, row.accept) == ("widens", "permissions")
+    (row,) = judge(base, bound("narrow"), []).of("security")
+    assert row.accept == ""
+
+
 def test_what_only_gets_another_logical_id_stays(base: Side) -> None:
     def rename(resources: dict[str, Any]) -> None:
         for kind, having in ((ALARM, "GpuHot"), (RULE, CLOCK)):
