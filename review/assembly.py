@@ -33,6 +33,8 @@ _DESTRUCTIVE = re.compile(
 
 # How the annotation ends that stacks/plan_at_synth.py makes.
 _OF_CERTIFICATE = " [ack: plan:certificate]"
+# What the Guard and the machines set of a fleet, of either kind.
+_SET_BY_THE_GUARD = re.compile(r"TargetCapacity$|/(M(ax|in)Size|Overrides|VPCZoneIdentifier)\b")
 # CloudFormation reads one resource after another.
 _DRIFT_SECONDS = 120
 
@@ -42,6 +44,7 @@ class CannotReview(ValueError):
 
 
 SPOT_FLEET, GROUP = "AWS::EC2::SpotFleet", "AWS::AutoScaling::AutoScalingGroup"
+GUARD = "stacks.guard.handler.handler"  # the Handler of its function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +96,7 @@ class StackSide:
             )
         for each in self.of_type(GROUP):
             launch = (each.get("MixedInstancesPolicy") or {}).get("LaunchTemplate") or {}
-            guards = [
-                (one.get("Environment") or {}).get("Variables") or {}
-                for one in self.of_type("AWS::Lambda::Function")
-            ]
+            guards = [variables_of(one) for one in self.of_type("AWS::Lambda::Function")]
             return FleetSide(
                 sizes=tuple(one["InstanceType"] for one in launch.get("Overrides") or []),
                 subnets=tuple(each.get("VPCZoneIdentifier") or ()),
@@ -130,6 +130,12 @@ class CdkDiff:
     stack: str
     text: str
     destructive: Mapping[str, str]
+
+
+def variables_of(function: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the environment variables of a function's properties."""
+    variables = (function.get("Environment") or {}).get("Variables")
+    return variables if isinstance(variables, dict) else {}
 
 
 def read_assembly(folder: Path, name: str) -> Side:
@@ -335,16 +341,16 @@ def _drift(client: Any, stack: Mapping[str, Any]) -> str:
         last = stack.get("DriftInformation") or {}
         day = f"{last.get('LastCheckTimestamp', '')}"[:10]
         return f"so CloudFormation found on {day}" * (last.get("StackDriftStatus") == "DRIFTED")
-    return "; ".join(told for each in found for told in _drifts(each))
+    return "; ".join(told for each in found for told in drift_of(each))
 
 
-def _drifts(resource: Mapping[str, Any]) -> Iterator[str]:
+def drift_of(resource: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a resource differs from its template."""
     name = resource["LogicalResourceId"]
     if resource["StackResourceDriftStatus"] == "DELETED":
         yield f"{name} is gone"
     for each in resource.get("PropertyDifferences") or []:
-        # The Guard and the machines set a fleet's capacity.
-        if not each["PropertyPath"].endswith("TargetCapacity"):
+        if not _SET_BY_THE_GUARD.search(each["PropertyPath"]):
             path = each["PropertyPath"].strip("/")
             yield f"{name}: {path} {each['ExpectedValue']} → {each['ActualValue']}"
 

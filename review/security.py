@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from embedded_aws import references
-from review.assembly import Side
+from review.assembly import GUARD, Side
 from review.changes import Change, Effect
 from review.run_effects import read_run_env
 from review.spelling import leaves, short, spell
@@ -195,11 +195,12 @@ def _holder(change: Change, head: Side) -> str:
     stack, old = head.stacks[change.stack], change.old_properties
     named = [old.get(key) for key in ("Roles", "FunctionName", "Topics")]
     holders = {change.logical_id, *(name for name, _ in references(named))} & stack.resources.keys()
-    roles = {name for each in stack.of_type("AWS::Lambda::Function")
-             for name, _ in references(each.get("Role"))}  # fmt: skip
+    guards = {name: each["Properties"] for name, each in stack.resources.items()
+              if (each.get("Properties") or {}).get("Handler") == GUARD}  # fmt: skip
+    roles = {name for each in guards.values() for name, _ in references(each.get("Role"))}
     if change.old is None or not holders:
         return ""
-    if change.type == "AWS::Lambda::Permission" or holders & roles:
+    if holders & (roles | guards.keys()):
         return "guard"
     return "alarms" if change.type == "AWS::SNS::TopicPolicy" else ""
 

@@ -14,7 +14,7 @@ from embedded_aws import EmbeddedAws
 from embedded_aws.front import Front
 from embedded_aws.moto_services import signed_for
 from review.__main__ import main
-from review.assembly import CannotReview, Side, deployed
+from review.assembly import CannotReview, Side, deployed, drift_of
 from tests.review.conftest import REPOSITORY, changed
 from tests.stack_names import DATASET, TRAINING
 
@@ -108,6 +108,25 @@ def test_each_stack_is_looked_for_in_its_own_region(aws: EmbeddedAws, base: Side
     # The embedded AWS answers for any region with its own stacks.
     abroad = deployed(changed(base, region="eu-west-1"))
     assert abroad.name == f"what is deployed in eu-west-1, {aws.region}"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_told"),
+    [
+        ("/SpotFleetRequestConfigData/TargetCapacity", False),
+        ("/SpotFleetRequestConfigData/LaunchTemplateConfigs/0/Overrides/1/SubnetId", False),
+        ("/MaxSize", False),
+        ("/MinSize", False),
+        ("/VPCZoneIdentifier/1", False),
+        ("/SpotFleetRequestConfigData/AllocationStrategy", True),
+        ("/MixedInstancesPolicy/InstancesDistribution/SpotAllocationStrategy", True),
+    ],
+)
+def test_what_the_guard_sets_is_no_drift(path: str, is_told: bool) -> None:
+    difference = {"PropertyPath": path, "ExpectedValue": "1", "ActualValue": "0"}
+    resource = {"LogicalResourceId": "Fleet", "StackResourceDriftStatus": "MODIFIED"}
+    told = list(drift_of({**resource, "PropertyDifferences": [difference]}))
+    assert told == [f"Fleet: {path[1:]} 1 → 0"] * is_told
 
 
 def test_fails_without_credentials(monkeypatch: pytest.MonkeyPatch, base: Side) -> None:

@@ -99,6 +99,33 @@ def test_fails_where_nobody_gets_the_alarms_any_more(base: Side, make_side: Make
     assert judge(mailed, other, []).of("weakened") == judge(base, mailed, []).of("weakened") == []
 
 
+def test_a_function_that_is_not_the_guard_may_go(base: Side) -> None:
+    """With its role, its clock and whatever calls it: another team's app has functions too."""
+    role = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "sns:Publish"}]}}
+    function = {"Handler": "index.handler", "Code": {}, "Role": {"Fn::GetAtt": ["OwnRole", "Arn"]}}
+    clock = {"ScheduleExpression": "rate(1 hour)", "Targets": [{"Arn": {"Ref": "Own"}}]}
+    theirs = {
+        "Own": {"Type": FUNCTION, "Properties": {**function, "Timeout": 60}},
+        "OwnRole": {"Type": "AWS::IAM::Role", "Properties": {"Policies": [role]}},
+        "OwnClock": {"Type": RULE, "Properties": clock},
+        "OwnCaller": {
+            "Type": "AWS::Lambda::Permission",
+            "Properties": {"FunctionName": {"Ref": "Own"}},
+        },
+    }
+    before = edited(base, lambda resources: resources.update(theirs))
+    assert judge(before, base, []).exit_code("data-loss") == 0
+
+    def weaken(resources: dict[str, Any]) -> None:
+        resources["Own"]["Properties"]["Timeout"] = 3
+        for name in ("OwnClock", "OwnCaller"):
+            del resources[name]
+        del resources["OwnRole"]["Properties"]["Policies"]
+
+    review = judge(before, edited(before, weaken), [])
+    assert {each.accept for each in review.effects} == {""}
+
+
 ADMINISTRATOR = {"ManagedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}
 ANYTHING = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}}
 
