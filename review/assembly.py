@@ -145,14 +145,13 @@ def read_assembly(folder: Path, name: str) -> Side:
     for place, construct_id, artifact in _stacks_of(folder):
         properties = artifact["properties"]
         template = place / properties["templateFile"]
-        selector = artifact.get("displayName", construct_id)
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
         plan = template.with_name(template.name.replace(".template.", ".plan."))
         region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "")
         # Stages may give the same name to stacks of several regions.
-        stacks[selector if stack_name in stacks else stack_name] = StackSide(
+        stacks[construct_id if stack_name in stacks else stack_name] = StackSide(
             template=json.loads(template.read_text(encoding="utf-8")),
-            construct_id=selector,
+            construct_id=construct_id,
             region=region or of_cli,
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
@@ -168,7 +167,7 @@ def _stacks_of(folder: Path) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
         if artifact["type"] == "cdk:cloud-assembly":
             yield from _stacks_of(folder / artifact["properties"]["directoryName"])
         elif artifact["type"] == "aws:cloudformation:stack":
-            yield folder, construct_id, artifact
+            yield folder, artifact.get("displayName", construct_id), artifact
 
 
 def _certificate(folder: Path, artifact: Mapping[str, Any]) -> str:

@@ -144,8 +144,7 @@ class _Hour:
 
     region: str
     size: str
-    sizes: tuple[str, ...]
-    on_demand_base: int
+    fleet: FleetSide
     volumes: str
     volumes_usd: float
     initialization_usd: float
@@ -164,8 +163,7 @@ class _Hour:
         return cls(
             region=region,
             size=size,
-            sizes=fleet.sizes,
-            on_demand_base=fleet.on_demand_base,
+            fleet=fleet,
             volumes=" + ".join(map(_volume, disks)) or "-",
             volumes_usd=_factor(size, region) * sum(map(_volume_usd, disks)),
             initialization_usd=sum(
@@ -177,7 +175,7 @@ class _Hour:
 
     def dearest(self, find: _Find) -> float | None:
         """Return the hourly price of the most expensive size that the fleet may launch."""
-        known = [size for size in self.sizes if size in catalogue.instances()]
+        known = [size for size in self.fleet.sizes if size in catalogue.instances()]
         prices = [find(size, self.region, assume=True) for size in known]
         return max((price.usd_per_hour for price in prices), default=None)
 
@@ -202,8 +200,8 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
 
     rows = [
         _text_row("size", *both(lambda hour: hour.size)),
-        _text_row("sizes the fleet may launch", *both(lambda hour: " ".join(hour.sizes))),
-        _text_row("on-demand base", *both(lambda hour: str(hour.on_demand_base))),
+        _text_row("sizes the fleet may launch", *both(lambda hour: " ".join(hour.fleet.sizes))),
+        _text_row("on-demand base", *both(lambda hour: str(hour.fleet.on_demand_base))),
         _text_row("volumes", *both(lambda hour: hour.volumes)),
     ]
     for name, find in _MARKETS.items():
@@ -231,8 +229,10 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         _money_row(f"**an hour of training, {name}**, $/h", *both(methodcaller("total", find)))
         for name, find in _MARKETS.items()
     ]
-    if any(both(lambda hour: hour.on_demand_base)):
-        usd = both(lambda it: it.total(_MARKETS["on demand" if it.on_demand_base else "Spot"]))
+    if any(both(lambda hour: hour.fleet.on_demand_base)):
+        usd = both(
+            lambda it: it.total(_MARKETS["on demand" if it.fleet.on_demand_base else "Spot"])
+        )
         rows.append(_money_row("an hour as the fleet buys it, $", *usd))
     return rows
 

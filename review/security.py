@@ -252,13 +252,14 @@ def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
     # What a stack keeps when it goes stays in force.
     if change.action == "removed" and (change.old or {}).get("DeletionPolicy") == "Retain":
         return
+    both = change.old_properties, change.new_properties
     old, new = (_granted(each) for each in (change.old, change.new))
     yield from _permission_changes(change, old, new, holder, known)
     for name in _GRANTS.get(change.type, ()):
-        had, has = (each.get(name) or [] for each in _both(change))
+        had, has = (each.get(name) or [] for each in both)
         yield from _grant_changes(change, name, had, has, holder)
     if change.type in _GRANTING:
-        had, has = ([each] if each else [] for each in _both(change))
+        had, has = ([each] if each else [] for each in both)
         yield from _grant_changes(change, change.type.rpartition("::")[2], had, has, holder)
     if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
@@ -282,10 +283,6 @@ def _device_goes(path: str, change: Change) -> bool:
     return device is not None and not any(
         name.startswith(device[0]) for name, _ in leaves(change.new_properties)
     )
-
-
-def _both(change: Change) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    return change.old_properties, change.new_properties
 
 
 def _permission_changes(

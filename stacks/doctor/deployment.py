@@ -69,10 +69,8 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
     for name in map(target.parameters.name_of, target.stacks):
         if any(each.check == f"stack {name}" for each in others):
             continue
-        found, which = (
-            target.deployed.get(name, {}),
-            f"--stack-name {name} --region {target.region}",
-        )
+        found = target.deployed.get(name, {})
+        which = f"--stack-name {name} --region {target.region}"
         status = found.get("StackStatus", "")
         call = why = ""
         if status in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED"):

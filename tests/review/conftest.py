@@ -32,6 +32,11 @@ def edited(side: Side, edit: Callable[[dict[str, Any]], object], stack: str = TR
     return changed(side, stack, template=template)
 
 
+def on_run(review: Review) -> list[str]:
+    """The sentences about a run in progress, the most important first."""
+    return [each.what for each in review.of("run")]
+
+
 def cost(review: Review, name: str) -> tuple[str, str]:
     """One row of the costs, before and after."""
     (row,) = [row for row in review.costs if name in row.name]
