@@ -177,7 +177,7 @@ class ParameterFields:
         "asg",
     )
     on_demand_base: int = _about("1: an on-demand instance, never Spot", "1")
-    target_capacity: int = _about("0: a fleet without an instance", "0")
+    target_capacity: int = _about("0: a fleet without an instance", "0", 0, 1)
     notice_budget_seconds: int = _about(
         "from a Spot notice to the machine's end, two minutes at most", "90", 5, MAX_SECONDS
     )

@@ -124,7 +124,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("train.checkpoint_interval", "3601s", "alarm.commit_seconds is 7200; use 7202 to 86400"),
         ("kms", "yes", "kms is 'yes'; use create, the ARN of a key, or nothing"),
         ("on_demand_base", "2", "on_demand_base is 2; use 0 to 1, because the base is part"),
-        ("target_capacity", "3", "target_capacity is 3; use 1, or 0"),
+        ("target_capacity", "3", "target_capacity is 3; use 0 to 1: 0: a fleet"),
         ("guard.max_barren_attempts", "0", "guard.max_barren_attempts is 0; use 1 to 100"),
         ("notice_budget_seconds", "300", "notice_budget_seconds is 300; use 5 to 120"),
         (
