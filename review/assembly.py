@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,17 @@ from contract.aws_errors import SettingsError, checked, explain, settings_checke
 from contract.stack_names import image_of
 from sizing import PRICE_REGION
 
-# Besides the stacks' code, these packages decide what a template contains.
-_SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
+# Besides the stacks' code, these packages decide what a template contains; in another app, also
+# the wheel of the stacks, by its name, its file or a commit.
+_SYNTH_PACKAGES = re.compile(
+    r'(?:aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==[^\s",]+|.*(?:training[-_]stack|git\+|\.whl).*'
+)
 _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
+# What docs/importing.md does where there is no `make setup`.
+_SET_UP = (
+    "if grep -qs ^setup: Makefile; then make setup; else "
+    "npm ci && python3 -m venv .venv && .venv/bin/pip install -r requirements.txt; fi"
+)
 _DESTRUCTIVE = re.compile(
     r"^  [^:\n]+: .*?(?P<logical_id>\w+) (?P<impact>(?:will|may) be \w+)", re.MULTILINE
 )
@@ -147,12 +156,11 @@ def read_assembly(folder: Path, name: str) -> Side:
         template = place / properties["templateFile"]
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
         plan = template.with_name(template.name.replace(".template.", ".plan."))
-        region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "")
         # Stages may give the same name to stacks of several regions.
         stacks[construct_id if stack_name in stacks else stack_name] = StackSide(
             template=json.loads(template.read_text(encoding="utf-8")),
             construct_id=construct_id,
-            region=region or of_cli,
+            region=artifact["environment"].rpartition("/")[2].replace("unknown-region", of_cli),
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
             certificate=_certificate(place, artifact),
@@ -245,18 +253,20 @@ def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
         worktree = Path(folder) / "base"
         _git(repository, "worktree", "add", "--quiet", "--detach", str(worktree), commit)
         try:
-            checkout = worktree / _git(repository, "rev-parse", "--show-prefix")
+            prefix = Path(_git(repository, "rev-parse", "--show-prefix"))
+            checkout = worktree / prefix
             _require_app(checkout, f"base ({commit[:9]})")
             if _synth_packages(repository) == _synth_packages(checkout):
-                for name in _ENVIRONMENT_FOLDERS:
-                    if (repository / name).exists():
-                        (checkout / name).symlink_to((repository / name).resolve())
+                # In a repository of several apps, they may be in a folder above.
+                for up, name in product(range(len(prefix.parts) + 1), _ENVIRONMENT_FOLDERS):
+                    if (found := repository.joinpath(*[".."] * up, name)).exists():
+                        checkout.joinpath(*[".."] * up, name).symlink_to(found.resolve())
             else:
                 # With head's packages, the changes of an upgrade would not show.
-                done = _run(["make", "setup"], checkout)
+                done = _run(["bash", "-c", _SET_UP], checkout)
                 if done.returncode != 0:
                     raise CannotReview(
-                        f"base pins other CDK packages, and `make setup` failed at {commit[:9]}: "
+                        f"base pins other CDK packages, and their setup failed at {commit[:9]}: "
                         + done.stderr.strip()[-400:]
                     )
             yield checkout
@@ -366,12 +376,9 @@ def _descriptions(client: Any) -> dict[str, str | None]:
 
 
 def _synth_packages(checkout: Path) -> set[str]:
-    pins = set()
-    for name in ("requirements.txt", "package.json"):
-        if (checkout / name).exists():
-            text = (checkout / name).read_text(encoding="utf-8").replace('": "', "==")
-            pins |= {found.group(0).rstrip('",') for found in _SYNTH_PACKAGES.finditer(text)}
-    return pins
+    files = [checkout / name for name in ("requirements.txt", "package.json")]
+    text = "\n".join(each.read_text(encoding="utf-8") for each in files if each.exists())
+    return {*_SYNTH_PACKAGES.findall(text.replace('": "', "=="))}
 
 
 def _git(repository: Path, *arguments: str) -> str:
@@ -384,6 +391,8 @@ def _git(repository: Path, *arguments: str) -> str:
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     # A git hook or rebase that calls this sets variables that would point git at another tree.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    # `python app.py` is that of the app's own environment, activated or not.
+    environment["PATH"] = f"{folder / '.venv' / 'bin'}{os.pathsep}{environment['PATH']}"
     return subprocess.run(
         list(command), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
