@@ -1,6 +1,7 @@
 """Sides to compare: the app, synthesized in this process and edited as a commit would."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,15 @@ from tests.stack_names import TRAINING
 REPOSITORY = Path(__file__).parents[2]
 Edit = Callable[[Construct], None]
 MakeSide = Callable[..., Side]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as nobody in particular; return what it prints."""
+    identity = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.com"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
 
 def changed(side: Side, stack: str = TRAINING, **changes: Any) -> Side:

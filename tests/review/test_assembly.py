@@ -9,8 +9,7 @@ from aws_cdk import aws_s3 as s3
 
 from review.assembly import CannotReview, base_checkout, read_assembly, run_cdk_diff, synthesize
 from review.verdict import judge
-from tests.review.conftest import REPOSITORY
-from tests.review.test_main import git
+from tests.review.conftest import REPOSITORY, git
 
 
 def staged(out: Path, *buckets: str) -> Path:
