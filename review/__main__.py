@@ -104,7 +104,7 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
     synthesize(repository, folder / "head", options.context, f"head ({name})")
     head = read_assembly(folder / "head", name)
     if commit is None:
-        base = deployed(sorted(head.stacks))
+        base = deployed(head)
         for stack, side in base.stacks.items():
             wanted = head.stacks[stack].template.get("Description")
             if why := refuse_foreign(stack, side.template.get("Description"), wanted):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,17 @@ from contract.aws_errors import SettingsError, checked, explain, settings_checke
 from contract.stack_names import image_of
 from sizing import PRICE_REGION
 
-# Besides the stacks' code, these packages decide what a template contains.
-_SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
+# Besides the stacks' code, these packages decide what a template contains; in another app, also
+# the wheel of the stacks, by its name, its file or a commit.
+_SYNTH_PACKAGES = re.compile(
+    r'(?:aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==[^\s",]+|.*(?:training[-_]stack|git\+|\.whl).*'
+)
 _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
+# What docs/importing.md does where there is no `make setup`.
+_SET_UP = (
+    "if grep -qs ^setup: Makefile; then make setup; else "
+    "npm ci && python3 -m venv .venv && .venv/bin/pip install -r requirements.txt; fi"
+)
 _DESTRUCTIVE = re.compile(
     r"^  [^:\n]+: .*?(?P<logical_id>\w+) (?P<impact>(?:will|may) be \w+)", re.MULTILINE
 )
@@ -33,6 +42,8 @@ _DESTRUCTIVE = re.compile(
 
 # How the annotation ends that stacks/plan_at_synth.py makes.
 _OF_CERTIFICATE = " [ack: plan:certificate]"
+# What the Guard and the machines set of a fleet, of either kind.
+_SET_BY_THE_GUARD = re.compile(r"TargetCapacity$|/(M(ax|in)Size|Overrides|VPCZoneIdentifier)\b")
 # CloudFormation reads one resource after another.
 _DRIFT_SECONDS = 120
 
@@ -42,6 +53,7 @@ class CannotReview(ValueError):
 
 
 SPOT_FLEET, GROUP = "AWS::EC2::SpotFleet", "AWS::AutoScaling::AutoScalingGroup"
+GUARD = "stacks.guard.handler.handler"  # the Handler of its function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +71,7 @@ class StackSide:
 
     template: Mapping[str, Any]
     construct_id: str = ""  # by which the CDK CLI selects it; of an assembly
+    region: str = PRICE_REGION  # whose prices count
     is_protected: bool = False
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
@@ -92,10 +105,7 @@ class StackSide:
             )
         for each in self.of_type(GROUP):
             launch = (each.get("MixedInstancesPolicy") or {}).get("LaunchTemplate") or {}
-            guards = [
-                (one.get("Environment") or {}).get("Variables") or {}
-                for one in self.of_type("AWS::Lambda::Function")
-            ]
+            guards = [variables_of(one) for one in self.of_type("AWS::Lambda::Function")]
             return FleetSide(
                 sizes=tuple(one["InstanceType"] for one in launch.get("Overrides") or []),
                 subnets=tuple(each.get("VPCZoneIdentifier") or ()),
@@ -118,7 +128,6 @@ class Side:
 
     name: str
     stacks: Mapping[str, StackSide]
-    region: str = PRICE_REGION  # whose prices count
     others: Mapping[str, str | None] = field(default_factory=dict)  # descriptions of other stacks
     is_deployed: bool = False
 
@@ -132,26 +141,41 @@ class CdkDiff:
     destructive: Mapping[str, str]
 
 
+def variables_of(function: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the environment variables of a function's properties."""
+    variables = (function.get("Environment") or {}).get("Variables")
+    return variables if isinstance(variables, dict) else {}
+
+
 def read_assembly(folder: Path, name: str) -> Side:
     """Read a cloud assembly: each stack's template, its protection and its plan."""
-    artifacts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    stacks, region = {}, ""
-    for construct_id, artifact in artifacts.items():
-        if artifact["type"] != "aws:cloudformation:stack":
-            continue
-        region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "") or region
+    stacks: dict[str, StackSide] = {}
+    of_cli = _cli_region()
+    for place, construct_id, artifact in _stacks_of(folder):
         properties = artifact["properties"]
-        template = folder / properties["templateFile"]
+        template = place / properties["templateFile"]
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
         plan = template.with_name(template.name.replace(".template.", ".plan."))
-        stacks[stack_name] = StackSide(
+        # Stages may give the same name to stacks of several regions.
+        stacks[construct_id if stack_name in stacks else stack_name] = StackSide(
             template=json.loads(template.read_text(encoding="utf-8")),
-            construct_id=artifact.get("displayName", construct_id),
+            construct_id=construct_id,
+            region=artifact["environment"].rpartition("/")[2].replace("unknown-region", of_cli),
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
-            certificate=_certificate(folder, artifact),
+            certificate=_certificate(place, artifact),
         )
-    return Side(name=name, stacks=stacks, region=region or _cli_region())
+    return Side(name=name, stacks=stacks)
+
+
+def _stacks_of(folder: Path) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
+    """Yield an assembly's stacks, also those of CDK Stages, which are in folders of their own."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    for construct_id, artifact in manifest["artifacts"].items():
+        if artifact["type"] == "cdk:cloud-assembly":
+            yield from _stacks_of(folder / artifact["properties"]["directoryName"])
+        elif artifact["type"] == "aws:cloudformation:stack":
+            yield folder, artifact.get("displayName", construct_id), artifact
 
 
 def _certificate(folder: Path, artifact: Mapping[str, Any]) -> str:
@@ -229,18 +253,20 @@ def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
         worktree = Path(folder) / "base"
         _git(repository, "worktree", "add", "--quiet", "--detach", str(worktree), commit)
         try:
-            checkout = worktree / _git(repository, "rev-parse", "--show-prefix")
+            prefix = Path(_git(repository, "rev-parse", "--show-prefix"))
+            checkout = worktree / prefix
             _require_app(checkout, f"base ({commit[:9]})")
             if _synth_packages(repository) == _synth_packages(checkout):
-                for name in _ENVIRONMENT_FOLDERS:
-                    if (repository / name).exists():
-                        (checkout / name).symlink_to((repository / name).resolve())
+                # In a repository of several apps, they may be in a folder above.
+                for up, name in product(range(len(prefix.parts) + 1), _ENVIRONMENT_FOLDERS):
+                    if (found := repository.joinpath(*[".."] * up, name)).exists():
+                        checkout.joinpath(*[".."] * up, name).symlink_to(found.resolve())
             else:
                 # With head's packages, the changes of an upgrade would not show.
-                done = _run(["make", "setup"], checkout)
+                done = _run(["bash", "-c", _SET_UP], checkout)
                 if done.returncode != 0:
                     raise CannotReview(
-                        f"base pins other CDK packages, and `make setup` failed at {commit[:9]}: "
+                        f"base pins other CDK packages, and their setup failed at {commit[:9]}: "
                         + done.stderr.strip()[-400:]
                     )
             yield checkout
@@ -272,32 +298,35 @@ def head_name(repository: Path) -> str:
     return f"{commit} with uncommitted changes" if is_dirty else commit
 
 
-def deployed(stack_names: Sequence[str]) -> Side:
-    """Read the deployed stacks' templates; needs cloudformation:GetTemplate and DescribeStacks."""
+def deployed(head: Side) -> Side:
+    """Read head's stacks as they are deployed; needs cloudformation:GetTemplate, DescribeStacks."""
     stacks: dict[str, StackSide] = {}
+    others: dict[str, str | None] = {}
     try:
         with settings_checked():
-            client = checked(_session()).client("cloudformation")
-        for name in stack_names:
+            session = checked(_session())
+        for name, stack in sorted(head.stacks.items()):
+            client = session.client("cloudformation", region_name=stack.region)
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]
                 body = client.get_template(StackName=name, TemplateStage="Original")["TemplateBody"]
             except ClientError as error:
                 if "does not exist" in str(error):
+                    others |= _descriptions(client)
                     continue
                 raise
             stacks[name] = StackSide(
                 template=body if isinstance(body, Mapping) else json.loads(body),
+                region=stack.region,
                 is_protected=bool(described.get("EnableTerminationProtection")),
                 image=image_of(described),
                 drift=_drift(client, described),
             )
-        others = {} if stacks.keys() == {*stack_names} else _descriptions(client)
     except (BotoCoreError, ClientError, SettingsError) as error:
         why = explain(error) or error
         raise CannotReview(f"the deployed stacks cannot be read: {why}") from error
-    region = client.meta.region_name
-    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region, others=others,
+    regions = ", ".join(sorted({each.region for each in head.stacks.values()}))
+    return Side(name=f"what is deployed in {regions}", stacks=stacks, others=others,
                 is_deployed=True)  # fmt: skip
 
 
@@ -321,16 +350,16 @@ def _drift(client: Any, stack: Mapping[str, Any]) -> str:
         last = stack.get("DriftInformation") or {}
         day = f"{last.get('LastCheckTimestamp', '')}"[:10]
         return f"so CloudFormation found on {day}" * (last.get("StackDriftStatus") == "DRIFTED")
-    return "; ".join(told for each in found for told in _drifts(each))
+    return "; ".join(told for each in found for told in drift_of(each))
 
 
-def _drifts(resource: Mapping[str, Any]) -> Iterator[str]:
+def drift_of(resource: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a resource differs from its template."""
     name = resource["LogicalResourceId"]
     if resource["StackResourceDriftStatus"] == "DELETED":
         yield f"{name} is gone"
     for each in resource.get("PropertyDifferences") or []:
-        # The Guard and the machines set a fleet's capacity.
-        if not each["PropertyPath"].endswith("TargetCapacity"):
+        if not _SET_BY_THE_GUARD.search(each["PropertyPath"]):
             path = each["PropertyPath"].strip("/")
             yield f"{name}: {path} {each['ExpectedValue']} → {each['ActualValue']}"
 
@@ -347,12 +376,9 @@ def _descriptions(client: Any) -> dict[str, str | None]:
 
 
 def _synth_packages(checkout: Path) -> set[str]:
-    pins = set()
-    for name in ("requirements.txt", "package.json"):
-        if (checkout / name).exists():
-            text = (checkout / name).read_text(encoding="utf-8").replace('": "', "==")
-            pins |= {found.group(0).rstrip('",') for found in _SYNTH_PACKAGES.finditer(text)}
-    return pins
+    files = [checkout / name for name in ("requirements.txt", "package.json")]
+    text = "\n".join(each.read_text(encoding="utf-8") for each in files if each.exists())
+    return {*_SYNTH_PACKAGES.findall(text.replace('": "', "=="))}
 
 
 def _git(repository: Path, *arguments: str) -> str:
@@ -365,6 +391,8 @@ def _git(repository: Path, *arguments: str) -> str:
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     # A git hook or rebase that calls this sets variables that would point git at another tree.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    # `python app.py` is that of the app's own environment, activated or not.
+    environment["PATH"] = f"{folder / '.venv' / 'bin'}{os.pathsep}{environment['PATH']}"
     return subprocess.run(
         list(command), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,12 +1,12 @@
 """The costs of each side: an hour of training, an idle month, and the run that sizing predicts.
 
-Prices are sizing's, for the side's region; those of alarms, keys, networks and the Guard are
+Prices are sizing's, for the stack's region; those of alarms, keys, networks and the Guard are
 us-east-1's. Costs that a template does not show (S3 storage, log volume, custom metrics while an
 instance runs, transfer) are left out, as the comment states.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any
 
@@ -35,9 +35,13 @@ class CostRow:
 
 
 def cost_rows(base: Side, head: Side) -> list[CostRow]:
-    """Return the cost of an hour, an idle month and a run on both sides, as table rows."""
-    old, new = _training_stack(base), _training_stack(head)
-    rows = _hour_rows(_Hour.of(old, base.region), _Hour.of(new, head.region))
+    """Return the cost of an hour, a run and an idle month on both sides, as table rows."""
+    rows = []
+    for name, old, new in _pairs(base, head):
+        found = [*_hour_rows(_Hour.of(old), _Hour.of(new)), *_plan_rows(old, new)]
+        # Of several, those that stay the same would hide those that change.
+        rows += [replace(it, name=name + it.name, is_headline=not name and it.is_headline)
+                 for it in found]  # fmt: skip
     idle_old, idle_new = (idle_usd_per_month(side) for side in (base, head))
     for name in sorted({*idle_old, *idle_new}):
         amounts = idle_old.get(name, 0.0), idle_new.get(name, 0.0)
@@ -47,23 +51,27 @@ def cost_rows(base: Side, head: Side) -> list[CostRow]:
             "**a month with the fleet at zero**, $", sum(idle_old.values()), sum(idle_new.values())
         )
     )
-    plans = [stack.plan if stack else None for stack in (old, new)]
-    if any(plans):
-        rows += _plan_rows(*plans)
-    else:
-        rows.append(
-            CostRow(name="run time and cost", before=NOT_PREDICTED, after=NOT_PREDICTED,
-                is_headline=True)
-        )  # fmt: skip
     return rows
+
+
+def _pairs(base: Side, head: Side) -> list[tuple[str, StackSide | None, StackSide | None]]:
+    """Pair the stacks with a fleet, each with its name for the rows, if there are several."""
+    old, new = (
+        {name: each for name, each in side.stacks.items() if each.fleet} for side in (base, head)
+    )
+    if len(old) == len(new) == 1:  # also under another name
+        new = dict(zip(old, new.values(), strict=True))
+    names = sorted({*old, *new})
+    return [(f"{it}: " * (len(names) > 1), old.get(it), new.get(it)) for it in names]
 
 
 def price_note(base: Side, head: Side) -> str:
     """Say where and when the prices of instances are from, and how others are modelled."""
     notes = dict.fromkeys(
-        f"{side.region}: {hour.price_days()}"
-        for side in (base, head)
-        if (hour := _Hour.of(_training_stack(side), side.region))
+        f"{hour.region}: {hour.price_days()}"
+        for _, *stacks in _pairs(base, head)
+        for stack in stacks
+        if (hour := _Hour.of(stack))
     )
     return (
         f"Prices of {'; '.join(notes) or PRICE_REGION} (sizing/catalogue). Volumes elsewhere are "
@@ -73,8 +81,8 @@ def price_note(base: Side, head: Side) -> str:
 
 def plan_warnings(head: Side) -> list[str]:
     """Return sizing's warnings about head."""
-    plan = (_training_stack(head) or StackSide(template={})).plan or {}
-    return [str(warning) for warning in plan.get("warnings") or []]
+    plans = [(name, (stack and stack.plan) or {}) for name, _, stack in _pairs(head, head)]
+    return [f"{name}{warning}" for name, plan in plans for warning in plan.get("warnings") or []]
 
 
 def idle_usd_per_month(side: Side) -> dict[str, float]:
@@ -136,19 +144,18 @@ class _Hour:
 
     region: str
     size: str
-    sizes: tuple[str, ...]
-    on_demand_base: int
+    fleet: FleetSide
     volumes: str
     volumes_usd: float
     initialization_usd: float
     address_usd: float
 
     @classmethod
-    def of(cls, stack: StackSide | None, region: str) -> "_Hour | None":
-        data = _first(stack, "AWS::EC2::LaunchTemplate").get("LaunchTemplateData")
-        if not data:
+    def of(cls, stack: StackSide | None) -> "_Hour | None":
+        data = next(iter(stack.launch_templates), None) if stack else None
+        if stack is None or not data:
             return None
-        fleet = (stack.fleet if stack else None) or FleetSide()
+        fleet, region = stack.fleet or FleetSide(), stack.region
         disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
         # Our own subnets assign public addresses; existing ones, given by id, count as private.
         is_public = any(not isinstance(each, str) for each in fleet.subnets)
@@ -156,8 +163,7 @@ class _Hour:
         return cls(
             region=region,
             size=size,
-            sizes=fleet.sizes,
-            on_demand_base=fleet.on_demand_base,
+            fleet=fleet,
             volumes=" + ".join(map(_volume, disks)) or "-",
             volumes_usd=_factor(size, region) * sum(map(_volume_usd, disks)),
             initialization_usd=sum(
@@ -169,7 +175,7 @@ class _Hour:
 
     def dearest(self, find: _Find) -> float | None:
         """Return the hourly price of the most expensive size that the fleet may launch."""
-        known = [size for size in self.sizes if size in catalogue.instances()]
+        known = [size for size in self.fleet.sizes if size in catalogue.instances()]
         prices = [find(size, self.region, assume=True) for size in known]
         return max((price.usd_per_hour for price in prices), default=None)
 
@@ -194,8 +200,8 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
 
     rows = [
         _text_row("size", *both(lambda hour: hour.size)),
-        _text_row("sizes the fleet may launch", *both(lambda hour: " ".join(hour.sizes))),
-        _text_row("on-demand base", *both(lambda hour: str(hour.on_demand_base))),
+        _text_row("sizes the fleet may launch", *both(lambda hour: " ".join(hour.fleet.sizes))),
+        _text_row("on-demand base", *both(lambda hour: str(hour.fleet.on_demand_base))),
         _text_row("volumes", *both(lambda hour: hour.volumes)),
     ]
     for name, find in _MARKETS.items():
@@ -223,14 +229,16 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         _money_row(f"**an hour of training, {name}**, $/h", *both(methodcaller("total", find)))
         for name, find in _MARKETS.items()
     ]
-    if any(both(lambda hour: hour.on_demand_base)):
-        usd = both(lambda it: it.total(_MARKETS["on demand" if it.on_demand_base else "Spot"]))
+    if any(both(lambda hour: hour.fleet.on_demand_base)):
+        usd = both(
+            lambda it: it.total(_MARKETS["on demand" if it.fleet.on_demand_base else "Spot"])
+        )
         rows.append(_money_row("an hour as the fleet buys it, $", *usd))
     return rows
 
 
 _HEADLINES = (
-    *("size", "hours, p50", "run on demand, $", "run on Spot, p50, $"),
+    *("run time and cost", "size", "hours, p50", "run on demand, $", "run on Spot, p50, $"),
     *("checkpoint fits the notice", "useful share of paid seconds"),
 )
 # Keys of <stack>.plan.json, which sizing writes at synthesis, in the order of the table.
@@ -255,7 +263,10 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
 )
 
 
-def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[CostRow]:
+def _plan_rows(*sides: StackSide | None) -> list[CostRow]:
+    old, new = (each and each.plan for each in sides)
+    if not (old or new):
+        return [_text_row("run time and cost", NOT_PREDICTED, NOT_PREDICTED)]
     subjects = [_plan_subject(plan) if plan else NOT_PREDICTED for plan in (old, new)]
     # What is deployed has no plan: nothing says whether it differs.
     rows = [_text_row("predicted for", *subjects)] if old and new else []
@@ -293,14 +304,6 @@ def _predicted(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
-
-
-def _training_stack(side: Side) -> StackSide | None:
-    return next((each for each in side.stacks.values() if each.fleet), None)
-
-
-def _first(stack: StackSide | None, type_name: str) -> Mapping[str, Any]:
-    return next(iter(stack.of_type(type_name) if stack else ()), {})
 
 
 def _volume(disk: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from embedded_aws import references
-from review.assembly import Side
+from review.assembly import GUARD, Side
 from review.changes import Change, Effect
 from review.run_effects import has_deadline
 from review.security import DOCUMENTS, permissions, sentences
@@ -19,14 +19,15 @@ from review.spelling import short, spell
 PROTECTIONS = (
     *("alarms", "guard", "imdsv1", "public", "permissions", "encryption", "retention", "boot"),
 )
-# The name for --accept, the wording, and the property without which it does nothing.
+# The name for --accept, the wording, and the property without which it does nothing; by type, of
+# functions by their Handler: others than the Guard may go.
 _WATCHERS = {
     "AWS::CloudWatch::Alarm": ("alarms", "the alarm", "AlarmActions"),
-    "AWS::Lambda::Function": ("guard", "the function that stops a run", "Code"),
+    GUARD: ("guard", "the function that stops a run", "Code"),
 }
-# What a rule calls or fills, by the type of its target.
+# What a rule calls or fills, by its target.
 _RULES = {
-    "AWS::Lambda::Function": ("guard", "calls the Guard"),
+    GUARD: ("guard", "calls the Guard"),
     "AWS::SNS::Topic": ("alarms", "sends mail"),
     "AWS::Logs::LogGroup": ("retention", "keeps the record"),
 }
@@ -60,11 +61,12 @@ def find_weakened(base: Side, head: Side, changes: Sequence[Change]) -> list[Eff
 
 def _watcher(change: Change, base: Side) -> tuple[str, str, str]:
     if change.type != "AWS::Events::Rule":
-        return _WATCHERS.get(change.type, ("", "", ""))
+        return _WATCHERS.get(change.old_properties.get("Handler", change.type), ("", "", ""))
     text, resources = json.dumps(change.old_properties), base.stacks[change.stack].resources
     named = [name for name, _ in references(change.old_properties.get("Targets"))]
     # A log group is a target by its name.
-    types = {resources[each]["Type"] for each in named if each in resources}
+    types = {(it.get("Properties") or {}).get("Handler", it["Type"])
+             for it in map(resources.get, named) if it}  # fmt: skip
     types |= {"AWS::Logs::LogGroup"} if ":log-group:" in text else set()
     accept, does = next((_RULES[each] for each in sorted(types) if each in _RULES), ("", ""))
     what = "the clock" if "ScheduleExpression" in change.old_properties else "the rule"
@@ -164,11 +166,10 @@ def _open(change: Change, head: Side) -> _Weakened:
         gone = [name for name, value in before.items() if value is True and not after.get(name)]
         if gone:
             yield f"the bucket loses {', '.join(gone)}", "keep it", "public"
-    found = []
+    name = DOCUMENTS.get(change.type, "PolicyDocument")
+    before, after = (permissions(_public(each.get(name))) for each in (old, new))
     # An endpoint is open to its network, if nobody narrows it.
-    for name in DOCUMENTS.get(change.type, ()) if change.type != "AWS::EC2::VPCEndpoint" else ():
-        before, after = (permissions(_public(each.get(name))) for each in (old, new))
-        found += sentences(after - before)
+    found = sentences(after - before) if change.type != "AWS::EC2::VPCEndpoint" else []
     for path, _, value in change.differences():
         if "Egress" not in change.type + path and _DOORS.search(f"{path} {value}"):
             found.append(f"{path} {value}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from contract.run_env import Name
-from review.assembly import GROUP, SPOT_FLEET, Side, StackSide
+from review.assembly import GROUP, SPOT_FLEET, Side, StackSide, variables_of
 from review.changes import Change
 from review.spelling import short, spell
 from sizing import catalogue
@@ -290,7 +290,7 @@ def _surroundings(changes: Sequence[Change], is_new_run: bool) -> Iterator[str]:
 
 def _limit_effects(change: Change) -> Iterator[str]:
     """Yield a sentence for each limit that a changed Guard gets; none for another function."""
-    old, new = _variables(change.old_properties), _variables(change.new_properties)
+    old, new = variables_of(change.old_properties), variables_of(change.new_properties)
     for name, spelling in _SPELLED.items():
         before, after = old.get(name, _NONE), new.get(name, _NONE)
         if before == after:
@@ -313,7 +313,7 @@ def _limit_effects(change: Change) -> Iterator[str]:
 def has_deadline(stack: StackSide) -> bool:
     """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
     functions = stack.of_type("AWS::Lambda::Function")
-    return any(_variables(each).get(_DEADLINE, _NONE) != _NONE for each in functions)
+    return any(variables_of(each).get(_DEADLINE, _NONE) != _NONE for each in functions)
 
 
 def _deadline_effects(before: str, after: str) -> Iterator[str]:
@@ -335,12 +335,6 @@ def _deadline_effects(before: str, after: str) -> Iterator[str]:
             f"The deadline moves from {before} to {after} hours after the run's start: the Guard "
             "decides again between Spot and on demand within ten minutes."
         )
-
-
-def _variables(properties: Mapping[str, object]) -> Mapping[str, str]:
-    environment = properties.get("Environment")
-    variables = environment.get("Variables") if isinstance(environment, dict) else None
-    return variables if isinstance(variables, dict) else {}
 
 
 def read_run_env(stack: StackSide) -> dict[Name, str]:

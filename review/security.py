@@ -11,28 +11,23 @@ from itertools import product
 from typing import Any
 
 from embedded_aws import references
-from review.assembly import Side
+from review.assembly import GUARD, Side
 from review.changes import Change, Effect
 from review.run_effects import read_run_env
 from review.spelling import leaves, short, spell
 
-# The properties that contain policy documents, by resource type.
+# The property with the policy document, by resource type; of all others it is PolicyDocument.
 DOCUMENTS = {
-    "AWS::IAM::Policy": ("PolicyDocument",),
-    "AWS::IAM::ManagedPolicy": ("PolicyDocument",),
-    "AWS::IAM::Role": ("AssumeRolePolicyDocument",),
-    "AWS::S3::BucketPolicy": ("PolicyDocument",),
-    "AWS::SNS::TopicPolicy": ("PolicyDocument",),
-    "AWS::SQS::QueuePolicy": ("PolicyDocument",),
-    "AWS::KMS::Key": ("KeyPolicy",),
-    "AWS::EC2::VPCEndpoint": ("PolicyDocument",),
-    "AWS::Logs::ResourcePolicy": ("PolicyDocument",),
-    "AWS::Logs::LogGroup": ("ResourcePolicyDocument",),
-    "AWS::SecretsManager::ResourcePolicy": ("ResourcePolicy",),
+    "AWS::IAM::Role": "AssumeRolePolicyDocument",
+    "AWS::KMS::Key": "KeyPolicy",
+    "AWS::Logs::LogGroup": "ResourcePolicyDocument",
+    "AWS::SecretsManager::ResourcePolicy": "ResourcePolicy",
 }
 # Lists in which each item grants access.
 _GRANTS = {
     "AWS::IAM::Role": ("ManagedPolicyArns",),
+    "AWS::IAM::User": ("ManagedPolicyArns", "Groups"),
+    "AWS::IAM::Group": ("ManagedPolicyArns",),
     "AWS::EC2::SecurityGroup": ("SecurityGroupIngress", "SecurityGroupEgress"),
 }
 # Resources that only grant access.
@@ -42,7 +37,10 @@ _GRANTING = (
     "AWS::Lambda::Permission",
     "AWS::Lambda::Url",
     "AWS::IAM::AccessKey",
+    "AWS::IAM::UserToGroupAddition",
 )
+# No template shows what these allow.
+_UNSHOWN = ("ManagedPolicyArns", "Groups", "AccessKey", "UserToGroupAddition")
 # Protective properties, by type; any part of a path matches.
 _PROTECTIONS = {
     "AWS::S3::Bucket": (
@@ -67,6 +65,7 @@ _PROTECTIONS = {
     "AWS::Logs::LogGroup": ("KmsKeyId",),
     "AWS::KMS::Key": ("EnableKeyRotation",),
     "AWS::EC2::FlowLog": ("TrafficType",),
+    **dict.fromkeys(("AWS::IAM::Role", "AWS::IAM::User"), ("PermissionsBoundary",)),
 }
 Known = set[tuple[str, bool]]  # actions, and whether on any resource
 _ENCRYPTION = re.compile(r"Encrypt|Kms\w*Key|KMS\w*Key")
@@ -196,11 +195,12 @@ def _holder(change: Change, head: Side) -> str:
     stack, old = head.stacks[change.stack], change.old_properties
     named = [old.get(key) for key in ("Roles", "FunctionName", "Topics")]
     holders = {change.logical_id, *(name for name, _ in references(named))} & stack.resources.keys()
-    roles = {name for each in stack.of_type("AWS::Lambda::Function")
-             for name, _ in references(each.get("Role"))}  # fmt: skip
+    guards = {name: each["Properties"] for name, each in stack.resources.items()
+              if (each.get("Properties") or {}).get("Handler") == GUARD}  # fmt: skip
+    roles = {name for each in guards.values() for name, _ in references(each.get("Role"))}
     if change.old is None or not holders:
         return ""
-    if change.type == "AWS::Lambda::Permission" or holders & roles:
+    if holders & (roles | guards.keys()):
         return "guard"
     return "alarms" if change.type == "AWS::SNS::TopicPolicy" else ""
 
@@ -252,13 +252,14 @@ def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
     # What a stack keeps when it goes stays in force.
     if change.action == "removed" and (change.old or {}).get("DeletionPolicy") == "Retain":
         return
+    both = change.old_properties, change.new_properties
     old, new = (_granted(each) for each in (change.old, change.new))
     yield from _permission_changes(change, old, new, holder, known)
     for name in _GRANTS.get(change.type, ()):
-        had, has = (each.get(name) or [] for each in _both(change))
+        had, has = (each.get(name) or [] for each in both)
         yield from _grant_changes(change, name, had, has, holder)
     if change.type in _GRANTING:
-        had, has = ([each] if each else [] for each in _both(change))
+        had, has = ([each] if each else [] for each in both)
         yield from _grant_changes(change, change.type.rpartition("::")[2], had, has, holder)
     if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
@@ -266,9 +267,10 @@ def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
                 name in path.split(".") for name in _PROTECTIONS.get(change.type, ())
             ):
                 what = f"{path}: {short(before)} → {short(after)}"
-                is_plain = bool(_ENCRYPTION.search(path) and before) and not after
-                action = "widens" if is_plain else "changes"
-                yield _row(change, action, what, "encryption" if is_plain else "")
+                is_plain = bool(_ENCRYPTION.search(path)) and not after
+                accept = "encryption" * is_plain or "permissions" * path.endswith("Boundary")
+                accept *= bool(before)
+                yield _row(change, "widens" if accept else "changes", what, accept)
     if change.type in _PROTECTING and change.action in ("added", "removed"):
         name = change.type.rpartition("::")[2]
         action = "narrows" if change.action == "added" else "widens"
@@ -281,10 +283,6 @@ def _device_goes(path: str, change: Change) -> bool:
     return device is not None and not any(
         name.startswith(device[0]) for name, _ in leaves(change.new_properties)
     )
-
-
-def _both(change: Change) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    return change.old_properties, change.new_properties
 
 
 def _permission_changes(
@@ -316,10 +314,9 @@ def _permission_changes(
 def _granted(resource: Mapping[str, Any] | None) -> set[Permission]:
     """Return what a resource's documents say."""
     properties = (resource or {}).get("Properties") or {}
-    names = DOCUMENTS.get(str((resource or {}).get("Type")), ())
-    listed = [properties.get(name) for name in names]
-    listed += [each.get("PolicyDocument") for each in properties.get("Policies") or []]
-    return {it for document in listed for it in permissions(document)}
+    name = DOCUMENTS.get(str((resource or {}).get("Type")), "PolicyDocument")
+    inline = [each.get("PolicyDocument") for each in properties.get("Policies") or []]
+    return {it for document in [properties.get(name), *inline] for it in permissions(document)}
 
 
 def _is_grave(permission: Permission) -> bool:
@@ -344,9 +341,7 @@ def _grant_changes(
     for item in sorted(old - new):
         yield _row(change, "narrows", f"− {name}: {item}", holder)
     for item in sorted(new - old):
-        # No template shows what a managed policy allows.
-        accept = "permissions" if name in ("ManagedPolicyArns", "AccessKey") else ""
-        yield _row(change, "widens", f"+ {name}: {item}", accept)
+        yield _row(change, "widens", f"+ {name}: {item}", "permissions" * (name in _UNSHOWN))
 
 
 def _row(change: Change, action: str, what: str, accept: str = "") -> Effect:

@@ -58,11 +58,6 @@ class Review:
         return [each for each in self.effects if each.kind in kinds]
 
     @property
-    def run_effects(self) -> list[str]:
-        """The sentences about a run in progress, the most important first."""
-        return [each.what for each in self.of("run")]
-
-    @property
     def destructive(self) -> list[Change]:
         """The changes that replace or remove a resource, or may do so."""
         kept = ("added", "changed")

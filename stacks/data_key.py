@@ -1,7 +1,7 @@
 """A customer-managed key for buckets, volumes and the topic, with the policy that services need.
 
 An existing key (-c kms=ARN) needs the same statements in its policy. To print them:
-python -m stacks.data_key ACCOUNT
+python -m stacks.data_key KEY_ARN
 """
 
 import json
@@ -93,10 +93,11 @@ def service_statements(partition: str, account: str) -> list[iam.PolicyStatement
 
 def main(arguments: list[str]) -> int:
     """Print the statements for an existing key."""
-    if len(arguments) != 1 or not re.fullmatch(r"\d{12}", arguments[0]):
-        print("usage: python -m stacks.data_key ACCOUNT (12 digits)", file=sys.stderr)
+    found = re.fullmatch(r"arn:(aws[\w-]*):kms:[\w-]+:(\d{12}):key/\S+", " ".join(arguments))
+    if not found:
+        print("usage: python -m stacks.data_key KEY_ARN (arn:aws:kms:...:key/...)", file=sys.stderr)
         return 2
-    statements = service_statements("aws", arguments[0])
+    statements = service_statements(found[1], found[2])
     # A service principal is a token until a stack resolves it.
     stack = Stack(App(), "Key")
     resolved = [stack.resolve(each.to_statement_json()) for each in statements]

@@ -70,6 +70,8 @@ class ReviewStack(Stack):
                 },
             ),
         )
+        # The review reads each stack of its app, this one too.
+        stack_names = [*stack_names, self.stack_name]
         self.role.add_to_policy(
             iam.PolicyStatement(
                 sid="ReadTemplates",

@@ -148,6 +148,8 @@ def test_the_review_runs_as_an_action_in_another_repository(
     # The action installs the project in an environment of its own; what that needs is here.
     packages = {"PYTHONPATH": sysconfig.get_path("purelib"), "PIP_NO_DEPS": "1"}
     theirs = Stranger(tmp_path / "theirs", wheel, **packages, PIP_NO_BUILD_ISOLATION="0")
+    # Nobody has activated theirs.
+    theirs.environment["PATH"] = theirs.environment["PATH"].partition(":")[2]
     summary, output = tmp_path / "summary", tmp_path / "output"
 
     def review(rc: int) -> str:

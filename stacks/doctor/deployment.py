@@ -18,6 +18,10 @@ _BOOTSTRAP_VERSION = 6
 _DEFAULT_QUALIFIER = "hnb659fds"
 # The most samples that it suggests drawing; 900 clips of trajectory take 11 s of CPU.
 _DRAWN_SAMPLES = 20_000
+_SOMEBODY = "YOU@EXAMPLE.COM"
+_UNPROTECT = "update-termination-protection --no-enable-termination-protection"
+# What to wait for, by how a status begins; else for its creation, also if that is rolled back.
+_WAITS = (("UPDATE_ROLLBACK", "rollback"), ("UPDATE", "update"), ("DELETE", "delete"))
 _GRANTED = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
     "DescribeKey CreateGrant"
@@ -65,21 +69,27 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
     for name in map(target.parameters.name_of, target.stacks):
         if any(each.check == f"stack {name}" for each in others):
             continue
-        status = target.deployed.get(name, {}).get("StackStatus", "")
-        call = what = ""
+        found = target.deployed.get(name, {})
+        which = f"--stack-name {name} --region {target.region}"
+        status = found.get("StackStatus", "")
+        call = why = ""
         if status in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED"):
-            call = "delete-stack"
-            what = f"{status}: its first deploy failed and it can only be deleted"
+            failed = "deletion" if status == "DELETE_FAILED" else "first deploy"
+            call, why = "delete-stack", f": its {failed} failed, and it can only be deleted"
+            # The CLI protects a stack before its first deploy.
+            if found.get("EnableTerminationProtection"):
+                call = f"{_UNPROTECT} {which} && aws cloudformation {call}"
         elif status == "UPDATE_ROLLBACK_FAILED":
-            call, what = "continue-update-rollback", status
+            call = "continue-update-rollback"
         elif status.endswith("IN_PROGRESS"):
-            call, what = "wait stack-update-complete", f"{status}: wait for it"
+            named = next((verb for first, verb in _WAITS if status.startswith(first)), "create")
+            call, why = f"wait stack-{named}-complete", ": wait for it"
         if not call:
             yield ok(what=status or "not deployed yet", check=f"stack {name}")
             continue
         diagnosis = warning if call.startswith("wait") else problem
-        fix = f"aws cloudformation {call} --stack-name {name} --region {target.region}"
-        yield diagnosis(what=what, fix=fix, check=f"stack {name}")
+        fix = f"aws cloudformation {call} {which}"
+        yield diagnosis(what=status + why, fix=fix, check=f"stack {name}")
 
 
 def stacks_are_ours(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -180,8 +190,12 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
             yield ok(what=what)
         else:
             what = "alarm.email is empty: nobody is notified when a run fails"
-            yield warning(what=what, fix=f"{target.deploy()} -c alarm.email=YOU@EXAMPLE.COM")
+            yield warning(what=what, fix=f"{target.deploy()} -c alarm.email={_SOMEBODY}")
         return
+    subscribe = (
+        f"aws sns subscribe --region {target.region} --topic-arn {topic} --protocol email "
+        "--notification-endpoint"
+    )
     subscriptions = target.client("sns").list_subscriptions_by_topic(TopicArn=topic)
     states = {
         each["Endpoint"]: each["SubscriptionArn"]
@@ -190,19 +204,15 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
     }
     pending = [endpoint for endpoint, arn in states.items() if not arn.startswith("arn:")]
     for endpoint in pending:
-        yield problem(
-            what=f"{endpoint} has not confirmed: look for an e-mail from AWS Notifications",
-            fix=f"aws sns subscribe --topic-arn {topic} --protocol email "
-            f"--notification-endpoint {endpoint} --region {target.region}",
-        )
+        what = f"{endpoint} has not confirmed: look for an e-mail from AWS Notifications"
+        yield problem(what=what, fix=f"{subscribe} {endpoint}")
     confirmed = sorted(states.keys() - set(pending))
     if confirmed:
         yield ok(what=f"{', '.join(confirmed)} confirmed")
     elif not pending:
-        yield warning(
-            what="the topic has no subscriber",
-            fix=f"{target.deploy()} -c alarm.email=YOU@EXAMPLE.COM",
-        )
+        # SNS deletes what nobody confirms in 48 hours; a deploy would not subscribe it again.
+        fix = f"{subscribe} {p.alarm.email or _SOMEBODY}"
+        yield warning(what="the topic has no subscriber", fix=fix)
 
 
 def sweeps_go_on(target: DeployTarget) -> Iterator[Diagnosis]:

@@ -191,21 +191,21 @@ class StackFleet(ABC):
     def cancel(self) -> None:
         """End the fleet for good, and its instances; their trainers save, as at every shutdown."""
 
-    @abstractmethod
     def is_new(self) -> bool:
         """Whether nobody has requested a machine since it was created or updated by a deploy."""
+        return False  # a Spot fleet requests its machine from the start
 
-    @abstractmethod
     def keep_launching(self) -> None:
         """Make it go on trying for a machine, after hours without capacity."""
+        return  # a Spot fleet does
 
     @abstractmethod
     def offer(self, pools: Sequence[tuple[str, str]]) -> None:
         """Let it start machines of these sizes in these subnets only."""
 
-    @abstractmethod
     def let_go(self) -> None:
         """Keep no on-demand instance that is not requested: the caller terminates it."""
+        return  # a Spot fleet replaces what it requests, and nothing else
 
 
 class SpotFleet(StackFleet):
@@ -245,12 +245,6 @@ class SpotFleet(StackFleet):
         for each in answer.get("UnsuccessfulFleetRequests", []):
             raise NotCancelledError(f"({each['Error']['Code']}) {each['Error']['Message']}")
 
-    def is_new(self) -> bool:
-        return False  # it requests its machine from the start
-
-    def keep_launching(self) -> None:
-        return  # it does
-
     def offer(self, pools: Sequence[tuple[str, str]]) -> None:
         ec2 = quick_client("ec2")
         found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
@@ -263,9 +257,6 @@ class SpotFleet(StackFleet):
                 {"LaunchTemplateSpecification": template, "Overrides": overrides}
             ],
         )
-
-    def let_go(self) -> None:
-        return  # a fleet replaces what it requests, and nothing else
 
 
 class ScalingGroups(StackFleet):

@@ -275,12 +275,8 @@ def _check_speed(p: ParameterFields) -> None:
 
 
 def check_fleet(p: ParameterFields) -> None:
-    """Refuse an unknown kind of fleet, and capacities other than those of one machine."""
+    """Refuse an unknown kind of fleet, and a base beyond its capacity."""
     refuse_unless(p.fleet in FLEETS, f"fleet is {p.fleet!r}; use {' or '.join(FLEETS)}")
-    refuse_unless(
-        p.target_capacity in (0, 1),
-        f"target_capacity is {p.target_capacity}; use 1, or 0 for a fleet without an instance",
-    )
     refuse_unless(
         0 <= p.on_demand_base <= p.target_capacity,
         f"on_demand_base is {p.on_demand_base}; use 0 to {p.target_capacity}, "

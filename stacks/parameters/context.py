@@ -13,6 +13,8 @@ from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 # In the repository a link to the app's own cdk.json; a wheel has the file.
 CDK_JSON = (Path(__file__).parents[1] / "cdk.json").resolve()
 QUALIFIER = "@aws-cdk/core:bootstrapQualifier"
+# What `cdk acknowledge` and `cdk cli-telemetry` write into cdk.context.json.
+_OF_CLI = ("acknowledged-issue-numbers", "cli-telemetry")
 # cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan", "by-wait")
 # What is a program's, by the name that one may guess, and its name in program.json.
@@ -47,7 +49,7 @@ def flatten(context: Mapping[str, object]) -> dict[str, object]:
     own = {
         name: value
         for name, value in context.items()
-        if name.startswith("tags.") or not (name.startswith("@") or ":" in name)
+        if name.startswith("tags.") or not (name.startswith("@") or ":" in name or name in _OF_CLI)
     }
     flat: dict[str, object] = {}
     for name in own.keys() & {*OPEN_GROUPS, *GROUPS}:

@@ -27,7 +27,7 @@ from sizing import (
 from stacks.parameters import checks
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import parse_int, parse_text
-from stacks.parameters.fields import ParameterFields
+from stacks.parameters.fields import MAX_HOURS, ParameterFields
 from stacks.parameters.workloads import described, footprints_of, is_own
 
 Values = Mapping[str, object]
@@ -41,7 +41,6 @@ S3_TROUBLE_SECONDS = 3600
 # A shorter limit would end a run that only waits for its dataset or tries a second machine.
 LEAST_HOURS = 4
 HOURS_WITHOUT_PLAN = 72
-MAX_HOURS = 8760
 # The only override that footprints cover; only a measurement shows what others change.
 MICRO_BATCH = "micro_batch"
 # Where a value that cdk.json leaves open comes from, as docs/parameters.md has it.
@@ -208,13 +207,6 @@ def check_limits(p: ParameterFields) -> None:
         0 < p.max_hours <= MAX_HOURS,
         f"max_hours is {p.max_hours:g}; use more than 0, at most {MAX_HOURS}",
     )
-    refuse_unless(0 <= p.max_usd < 1e6, f"max_usd is {p.max_usd:g}; use dollars, or 0 for no limit")
-    for name, nothing in (("max_wait_hours", "to wait forever"), ("deadline_hours", "for none")):
-        hours = getattr(p, name)
-        refuse_unless(
-            0 <= hours <= MAX_HOURS,
-            f"{name} is {hours:g}; use hours, at most {MAX_HOURS}, or 0 {nothing}",
-        )
     refuse_unless(
         not (p.deadline_hours and p.on_demand_base),
         f"deadline_hours is {p.deadline_hours:g} and on_demand_base {p.on_demand_base}: a fleet "

@@ -17,6 +17,7 @@ from sizing import InstanceType, catalogue
 GP3_MAX_GIB = most("volume-size")
 # The Deep Learning AMI's snapshot was 30 to 140 GB over the years; no smaller root can launch.
 MIN_ROOT_GIB = 100
+MAX_HOURS = 8760
 # Only the options that differ from the trainer's defaults.
 TrainerOptions: TypeAlias = Mapping[str, str]
 # The groups whose names are open: the contract has those of train, the user those of tags.
@@ -176,7 +177,7 @@ class ParameterFields:
         "asg",
     )
     on_demand_base: int = _about("1: an on-demand instance, never Spot", "1")
-    target_capacity: int = _about("0: a fleet without an instance", "0")
+    target_capacity: int = _about("0: a fleet without an instance", "0", 0, 1)
     notice_budget_seconds: int = _about(
         "from a Spot notice to the machine's end, two minutes at most", "90", 5, MAX_SECONDS
     )
@@ -184,9 +185,13 @@ class ParameterFields:
         "how long a machine waits for the dataset's upload", "0", 0, 86_400
     )
     max_hours: float = _about("billed hours after which the Guard stops the run", "5")
-    max_usd: float = _about("dollars after which it does; 0: no limit", "20")
-    max_wait_hours: float = _about("hours without a machine after which it does; 0: none", "48")
-    deadline_hours: float = _about("hours within which the run must end; 0: no deadline", "72")
+    max_usd: float = _about("dollars after which it does; 0: no limit", "20", 0, 999_999)
+    max_wait_hours: float = _about(
+        "hours without a machine after which it does; 0: none", "48", 0, MAX_HOURS
+    )
+    deadline_hours: float = _about(
+        "hours within which the run must end; 0: no deadline", "72", 0, MAX_HOURS
+    )
     budget: SharedBudget
     guard: GuardPatience
     accept: tuple[str, ...] = _about("problems of the plan to accept", "memory,notice")

@@ -1,6 +1,7 @@
 """Sides to compare: the app, synthesized in this process and edited as a commit would."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -20,6 +21,15 @@ Edit = Callable[[Construct], None]
 MakeSide = Callable[..., Side]
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as nobody in particular; return what it prints."""
+    identity = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.com"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
 def changed(side: Side, stack: str = TRAINING, **changes: Any) -> Side:
     """The same side with a plan, a template or an image of one stack changed."""
     return replace(side, stacks={**side.stacks, stack: replace(side.stacks[stack], **changes)})
@@ -30,6 +40,11 @@ def edited(side: Side, edit: Callable[[dict[str, Any]], object], stack: str = TR
     template = json.loads(json.dumps(side.stacks[stack].template))
     edit(template["Resources"])
     return changed(side, stack, template=template)
+
+
+def on_run(review: Review) -> list[str]:
+    """The sentences about a run in progress, the most important first."""
+    return [each.what for each in review.of("run")]
 
 
 def cost(review: Review, name: str) -> tuple[str, str]:

@@ -9,10 +9,11 @@ from review.comment import write_comment
 from review.verdict import Review, judge
 from sizing.catalogue import hourly_price, spot_price
 from tests.review.conftest import changed, cost
+from tests.stack_names import TRAINING
 
 
 def test_prices_are_those_of_the_region_and_their_day_is_named(base: Side) -> None:
-    there = replace(base, region="eu-west-1")
+    there = changed(base, region="eu-west-1")
     review = judge(base, there, [])
     listed, seen = hourly_price("g5.2xlarge", "eu-west-1"), spot_price("g5.2xlarge", "eu-west-1")
     assert listed.usd_per_hour > 1.212 and isinstance(listed.day, date)
@@ -27,9 +28,37 @@ def test_prices_are_those_of_the_region_and_their_day_is_named(base: Side) -> No
 
 
 def test_a_region_without_prices_counts_with_the_dearest(base: Side) -> None:
-    review = judge(base, replace(base, region="sa-east-1"), [])
+    review = judge(base, changed(base, region="sa-east-1"), [])
     assert "sa-east-1: assumed of " in review.prices
     assert float(cost(review, "instance, on demand")[1]) > 1.212
+
+
+def test_each_of_several_stacks_is_priced_against_itself(
+    base: Side, make_side: Callable[..., Side]
+) -> None:
+    def with_another(size: str, **plan: object) -> Side:
+        other = make_side(size=size).stacks[TRAINING]
+        return replace(base, stacks={**base.stacks, "Another": replace(other, plan=plan)})
+
+    before, warned = with_another("g5.2xlarge"), {"warnings": ["too slow"]}
+    for review in (
+        judge(before, with_another("p5.48xlarge", **warned), []),
+        judge(base, with_another("p5.48xlarge", **warned), []),
+    ):
+        assert cost(review, "Another: instance, on demand")[1] == "55.0400"
+        assert cost(review, f"{TRAINING}: instance, on demand") == ("1.2120", "1.2120")
+        told = write_comment(review)
+        assert "| Another: **an hour of training, on demand**, $/h | " in told
+        assert f"| {TRAINING}: " not in told, "what does not change would hide what does"
+        assert review.warnings == ["Another: too slow"]
+    same = judge(before, before, [])
+    assert "None of this changes." in write_comment(same) and not same.warnings
+
+
+def test_a_stack_under_another_name_is_compared_with_itself(base: Side) -> None:
+    stacks = dict(base.stacks)
+    renamed = replace(base, stacks={"Another": stacks.pop(TRAINING), **stacks})
+    assert cost(judge(base, renamed, []), "instance, on demand") == ("1.2120", "1.2120")
 
 
 def test_a_fleet_without_spot_shows_what_it_costs(review_of: Callable[..., Review]) -> None:

@@ -14,8 +14,8 @@ from embedded_aws import EmbeddedAws
 from embedded_aws.front import Front
 from embedded_aws.moto_services import signed_for
 from review.__main__ import main
-from review.assembly import CannotReview, deployed
-from tests.review.conftest import REPOSITORY
+from review.assembly import CannotReview, Side, deployed, drift_of
+from tests.review.conftest import REPOSITORY, changed
 from tests.stack_names import DATASET, TRAINING
 
 
@@ -103,9 +103,33 @@ def test_what_is_deployed_is_the_base(
         assert "**Drift: 1.**" in str(answer["headline"])
 
 
-def test_fails_without_credentials(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_stack_is_looked_for_in_its_own_region(aws: EmbeddedAws, base: Side) -> None:
+    assert deployed(base).name == f"what is deployed in {aws.region}"
+    # The embedded AWS answers for any region with its own stacks.
+    abroad = deployed(changed(base, region="eu-west-1"))
+    assert abroad.name == f"what is deployed in eu-west-1, {aws.region}"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_told"),
+    [
+        ("/SpotFleetRequestConfigData/TargetCapacity", False),
+        ("/SpotFleetRequestConfigData/LaunchTemplateConfigs/0/Overrides/1/SubnetId", False),
+        ("/MaxSize", False),
+        ("/MinSize", False),
+        ("/VPCZoneIdentifier/1", False),
+        ("/SpotFleetRequestConfigData/AllocationStrategy", True),
+        ("/MixedInstancesPolicy/InstancesDistribution/SpotAllocationStrategy", True),
+    ],
+)
+def test_what_the_guard_sets_is_no_drift(path: str, is_told: bool) -> None:
+    difference = {"PropertyPath": path, "ExpectedValue": "1", "ActualValue": "0"}
+    resource = {"LogicalResourceId": "Fleet", "StackResourceDriftStatus": "MODIFIED"}
+    told = list(drift_of({**resource, "PropertyDifferences": [difference]}))
+    assert told == [f"Fleet: {path[1:]} 1 → 0"] * is_told
+
+
+def test_fails_without_credentials(monkeypatch: pytest.MonkeyPatch, base: Side) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -113,4 +137,4 @@ def test_fails_without_credentials(
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     with pytest.raises(CannotReview, match="cannot be read: no AWS credentials found"):
-        deployed([TRAINING])
+        deployed(base)

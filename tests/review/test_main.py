@@ -1,21 +1,12 @@
 """`python -m review` on real commits, with the real CLI; the long ones are slow."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from review.__main__ import main
-from tests.review.conftest import REPOSITORY
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.com"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+from tests.review.conftest import REPOSITORY, git
 
 
 @pytest.fixture

@@ -99,6 +99,73 @@ def test_fails_where_nobody_gets_the_alarms_any_more(base: Side, make_side: Make
     assert judge(mailed, other, []).of("weakened") == judge(base, mailed, []).of("weakened") == []
 
 
+def test_a_function_that_is_not_the_guard_may_go(base: Side) -> None:
+    """With its role, its clock and whatever calls it: another team's app has functions too."""
+    role = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "sns:Publish"}]}}
+    function = {"Handler": "index.handler", "Code": {}, "Role": {"Fn::GetAtt": ["OwnRole", "Arn"]}}
+    clock = {"ScheduleExpression": "rate(1 hour)", "Targets": [{"Arn": {"Ref": "Own"}}]}
+    theirs = {
+        "Own": {"Type": FUNCTION, "Properties": {**function, "Timeout": 60}},
+        "OwnRole": {"Type": "AWS::IAM::Role", "Properties": {"Policies": [role]}},
+        "OwnClock": {"Type": RULE, "Properties": clock},
+        "OwnCaller": {
+            "Type": "AWS::Lambda::Permission",
+            "Properties": {"FunctionName": {"Ref": "Own"}},
+        },
+    }
+    before = edited(base, lambda resources: resources.update(theirs))
+    assert judge(before, base, []).exit_code("data-loss") == 0
+
+    def weaken(resources: dict[str, Any]) -> None:
+        resources["Own"]["Properties"]["Timeout"] = 3
+        for name in ("OwnClock", "OwnCaller"):
+            del resources[name]
+        del resources["OwnRole"]["Properties"]["Policies"]
+
+    review = judge(before, edited(before, weaken), [])
+    assert {each.accept for each in review.effects} == {""}
+
+
+ADMINISTRATOR = {"ManagedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}
+ANYTHING = {"PolicyDocument": {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "says"),
+    [
+        ("RolePolicy", ANYTHING, "+ Allow * on *"),
+        ("UserPolicy", ANYTHING, "+ Allow * on *"),
+        ("GroupPolicy", ANYTHING, "+ Allow * on *"),
+        ("User", {"Policies": [ANYTHING]}, "+ Allow * on *"),
+        ("User", ADMINISTRATOR, "+ ManagedPolicyArns: arn:aws:iam::aws:policy/Administrator"),
+        ("Group", ADMINISTRATOR, "+ ManagedPolicyArns: arn:aws:iam::aws:policy/Administrator"),
+        ("User", {"Groups": ["Admins"]}, "+ Groups: Admins"),
+        ("UserToGroupAddition", {"GroupName": "Admins", "Users": ["me"]}, "+ UserToGroupAddition"),
+    ],
+)
+def test_fails_for_who_may_do_more(
+    base: Side, kind: str, properties: dict[str, Any], says: str
+) -> None:
+    new = {"It": {"Type": f"AWS::IAM::{kind}", "Properties": properties}}
+    review = judge(base, edited(base, lambda resources: resources.update(new)), [])
+    (row,) = review.of("security")
+    assert (row.action, row.accept) == ("widens", "permissions") and row.what.startswith(says)
+    assert [review.exit_code("data-loss", each) for each in ([], ["permissions"])] == [1, 0]
+
+
+def test_fails_for_a_permissions_boundary_that_goes_or_is_another(base: Side) -> None:
+    def bound(by: object) -> Side:
+        return edited(base, with_property("AWS::IAM::Role", "PermissionsBoundary", by))
+
+    for after, told in (("", "-"), ({"Ref": "Wide"}, "${Wide}")):
+        review = judge(bound("arn:aws:iam::1:policy/narrow"), bound(after) if after else base, [])
+        (row,) = review.of("security")
+        assert row.what == f"PermissionsBoundary: arn:aws:iam::1:policy/narrow → {told}"
+        assert (row.action, row.accept) == ("widens", "permissions")
+    (row,) = judge(base, bound("narrow"), []).of("security")
+    assert row.accept == ""
+
+
 def test_what_only_gets_another_logical_id_stays(base: Side) -> None:
     def rename(resources: dict[str, Any]) -> None:
         for kind, having in ((ALARM, "GpuHot"), (RULE, CLOCK)):

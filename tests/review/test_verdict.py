@@ -18,7 +18,7 @@ from contract.source import source_sha256
 from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
-from tests.review.conftest import MakeSide, changed, cost, edited
+from tests.review.conftest import MakeSide, changed, cost, edited, on_run
 from tests.stack_names import DATASET, TRAINING, named
 
 Reviewer = Callable[..., Review]
@@ -53,21 +53,21 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     # 100 + 200 GiB and an address: 0.0379; 1,907 MiB/s and 7,628 IOPS on top: 0.1293.
     assert float(before) == pytest.approx(1.212 + 0.0379, abs=1e-3)
     assert float(after) == pytest.approx(5.672 + 0.0379 + 0.1293, abs=1e-3)
-    assert review.run_effects[0].startswith("**The fleet may be replaced** (SpotFleetRequestConfig")
-    assert any("updated in place instead" in effect for effect in review.run_effects)
+    assert on_run(review)[0].startswith("**The fleet may be replaced** (SpotFleetRequestConfig")
+    assert any("updated in place instead" in effect for effect in on_run(review))
     # Of one kind of GPU, 1, 2, 4 or 8 add up to the same bits.
     assert any(
         each.startswith("GPUs change from 1 x NVIDIA A10G to 4 x NVIDIA A10G: a workload's weights")
-        for each in review.run_effects
+        for each in on_run(review)
     )
 
 
 def test_gpus_of_another_kind_change_the_bits(review_of: Reviewer) -> None:
-    mixed = review_of(mix_gpus="true").run_effects
+    mixed = on_run(review_of(mix_gpus="true"))
     assert any(each.startswith("**The fleet may start NVIDIA L4 as well**: ") for each in mixed)
-    more = review_of(alternates_price_factor="5").run_effects
+    more = on_run(review_of(alternates_price_factor="5"))
     assert not any("numerics key" in each for each in more)
-    effects = review_of(size="g6.2xlarge").run_effects
+    effects = on_run(review_of(size="g6.2xlarge"))
     assert any(each.startswith("**GPUs change from 1 x NVIDIA A10G to 1 x") for each in effects)
 
 
@@ -133,7 +133,7 @@ def test_a_new_limit_says_what_it_does_to_the_run(
     old: dict[str, str], new: dict[str, str], sentence: str, base: Side
 ) -> None:
     review = judge(limited(base, **old), limited(base, **new), [])
-    assert any(sentence in effect for effect in review.run_effects), review.run_effects
+    assert any(sentence in effect for effect in on_run(review)), on_run(review)
     assert review.exit_code("destructive") == 0
 
 
@@ -141,9 +141,9 @@ def test_an_update_of_the_fleet_takes_back_what_a_deadline_bought(
     base: Side, make_side: Callable[..., Side]
 ) -> None:
     larger, sentence = make_side(**{"data_volume.gib": "400"}), "sets the fleet back to Spot"
-    without = judge(base, larger, []).run_effects
+    without = on_run(judge(base, larger, []))
     deadline = {"DEADLINE_HOURS": "8"}
-    with_one = judge(limited(base, **deadline), limited(larger, **deadline), []).run_effects
+    with_one = on_run(judge(limited(base, **deadline), limited(larger, **deadline), []))
     assert not any(sentence in effect for effect in without)
     assert any(sentence in effect for effect in with_one)
 
@@ -157,9 +157,7 @@ def test_a_policy_that_allows_more_widens(review_of: Reviewer) -> None:
     widened = [each for each in review.of("security") if each.action == "widens"]
     assert [each.what for each in widened] == ["+ Allow s3:* on *"]
     assert [review.exit_code("data-loss", each) for each in ([], ["permissions"])] == [1, 0]
-    assert any(
-        "role's policy changes for the running trainer" in each for each in review.run_effects
-    )
+    assert any("role's policy changes for the running trainer" in each for each in on_run(review))
 
 
 def test_a_deny_that_goes_widens(review_of: Reviewer) -> None:
@@ -197,7 +195,7 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
     assert {each.what for each in review.of("refused")} == {
         f"the export's value changes while {TRAINING} imports it"
     }
-    assert "**RunBucket is replaced**: a run's checkpoints are" in review.run_effects[0]
+    assert "**RunBucket is replaced**: a run's checkpoints are" in on_run(review)[0]
 
 
 def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
@@ -255,12 +253,12 @@ def test_adopted_buckets_are_no_loss(review_of: Reviewer) -> None:
 def test_a_bucket_that_goes_is_missed_for_what_is_in_it(
     base: Side, make_side: Callable[..., Side]
 ) -> None:
-    effects = judge(base, make_side(dataset_bucket="my-data"), []).run_effects
+    effects = on_run(judge(base, make_side(dataset_bucket="my-data"), []))
     gone = "**DatasetBucket is removed**: the dataset is in the old bucket, and the next attempt"
     assert effects[0].startswith(gone)
     assert not any("a run's checkpoints are" in each for each in effects)
     # The bucket of the access logs has nothing of a run.
-    assert judge(make_side(access_logs="true"), base, []).run_effects == []
+    assert on_run(judge(make_side(access_logs="true"), base, [])) == []
 
 
 def test_objects_that_stay_for_less_long_are_told(base: Side, make_side: MakeSide) -> None:
@@ -276,10 +274,10 @@ def test_another_key_leaves_what_is_there_unreadable(base: Side, make_side: Make
     ours = make_side(kms="create")
     for head in (base, make_side(kms=f"arn:aws:kms:us-east-1:123456789012:key/{UUID(int=1)}")):
         review = judge(ours, head, [])
-        assert any(each.startswith("**The data's key changes** (") for each in review.run_effects)
+        assert any(each.startswith("**The data's key changes** (") for each in on_run(review))
         assert any("-c kms=ITS-ARN" in loss.instead for loss in review.of("loss"))
     # What was there without a key of one's own is read with any.
-    assert not any("key changes" in each for each in judge(base, ours, []).run_effects)
+    assert not any("key changes" in each for each in on_run(judge(base, ours, [])))
 
 
 def test_a_volume_that_goes_is_not_called_plain(review_of: Reviewer) -> None:
@@ -298,22 +296,22 @@ def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     assert review.of("loss") == []
     assert review.exit_code("data-loss") == 0
     assert review.exit_code("destructive") == 1
-    assert review.run_effects[0].startswith(
+    assert on_run(review)[0].startswith(
         "**A new run starts, and the deploy ends run-1** if it still trains: run-2 gets"
     )
-    assert "To let it train on, deploy with -c run_id=run-1" in review.run_effects[0]
+    assert "To let it train on, deploy with -c run_id=run-1" in on_run(review)[0]
     # Its role goes, but not under a trainer.
-    assert not any("role" in effect for effect in review.run_effects[1:])
-    assert not any("under the same run id" in effect for effect in review.run_effects)
+    assert not any("role" in effect for effect in on_run(review)[1:])
+    assert not any("under the same run id" in effect for effect in on_run(review))
 
 
 def test_a_recipe_under_the_same_run_id_is_called_refused(review_of: Reviewer) -> None:
-    effects = review_of(recipe="laptop").run_effects
+    effects = on_run(review_of(recipe="laptop"))
     assert any("RECIPE changes under the same run id run-1" in effect for effect in effects)
 
 
 def test_a_fleet_sent_to_zero_ends_a_run_with_a_notice(review_of: Reviewer) -> None:
-    effects = review_of(target_capacity=0).run_effects
+    effects = on_run(review_of(target_capacity=0))
     assert any("The fleet goes to zero" in effect for effect in effects)
     assert not any("is set to its capacity again" in effect for effect in effects)
 
@@ -321,8 +319,8 @@ def test_a_fleet_sent_to_zero_ends_a_run_with_a_notice(review_of: Reviewer) -> N
 def test_shares_end_the_jobs_of_the_queue_that_they_replace(make_side: MakeSide) -> None:
     queue = {"sweep.instances": "4"}
     base, head = make_side(**queue), make_side(**queue, **{"sweep.shares": "a=1 b=2"})
-    assert judge(base, base, []).run_effects == []
-    effect, *rules = judge(base, head, []).run_effects
+    assert on_run(judge(base, base, [])) == []
+    effect, *rules = on_run(judge(base, head, []))
     assert effect.startswith("**The queue Queue is removed, and Batch ends its jobs**")
     assert all("EventPattern.detail.jobQueue" in each for each in rules)
 
@@ -331,8 +329,8 @@ def test_another_kind_of_fleet_ends_the_old_ones_machine_and_costs_the_same(
     review_of: Reviewer,
 ) -> None:
     review = review_of(fleet="asg")
-    assert sum("**The kind of fleet changes**" in each for each in review.run_effects) == 1
-    assert not any("can resume later" in each for each in review.run_effects)
+    assert sum("**The kind of fleet changes**" in each for each in on_run(review)) == 1
+    assert not any("can resume later" in each for each in on_run(review))
     assert review.of("loss") == []
     for name in ("sizes the fleet may launch", "public IPv4", "on-demand base"):
         before, after = cost(review, name)
@@ -351,7 +349,7 @@ def test_another_kind_of_fleet_ends_the_old_ones_machine_and_costs_the_same(
 def test_of_two_groups_one_speaks_for_the_fleet(
     make_side: MakeSide, context: dict[str, Any], said: str, unsaid: str
 ) -> None:
-    effects = judge(make_side(fleet="asg"), make_side(fleet="asg", **context), []).run_effects
+    effects = on_run(judge(make_side(fleet="asg"), make_side(fleet="asg", **context), []))
     assert sum(said in each for each in effects) == 1, effects
     assert not any(unsaid in each for each in effects), effects
 
@@ -359,7 +357,7 @@ def test_of_two_groups_one_speaks_for_the_fleet(
 def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer) -> None:
     review = review_of(zones="us-east-1c,us-east-1d")
     assert "AWS::EC2::Subnet" in [each.type for each in review.destructive]
-    assert any("CloudFormation cannot delete the old one" in each for each in review.run_effects)
+    assert any("CloudFormation cannot delete the old one" in each for each in on_run(review))
 
 
 def test_what_the_cli_calls_a_replacement_is_one(base: Side, review_of: Reviewer) -> None:
@@ -400,7 +398,7 @@ def test_a_volume_that_outlives_its_instance_is_told(review_of: Reviewer) -> Non
         path = "LaunchTemplateData.BlockDeviceMappings.1.Ebs.DeleteOnTermination"
         template.node.default_child.add_property_override(path, False)
 
-    effects = review_of(keep_volumes).run_effects
+    effects = on_run(review_of(keep_volumes))
     assert any("leaves its volume /dev/sdf behind" in effect for effect in effects)
 
 
@@ -413,7 +411,7 @@ def test_the_image_that_a_deploy_starts_is_told(base: Side, make_side: Callable[
         stacks = {name: replace(base.stacks[name], image=image) for name, image in images.items()}
         review = judge(replace(base, stacks=stacks), head, [])
         (note,) = [each for each in review.notes if each.startswith(f"{TRAINING} starts")]
-        return note, [each for each in review.run_effects if "image" in each]
+        return note, [each for each in on_run(review) if "image" in each]
 
     deployed = {TRAINING: had}
     assert images_of(base, **deployed, **{keeper: had}) == (

@@ -16,7 +16,7 @@ Output = pytest.CaptureFixture[str]
 def test_the_printed_statements_are_those_of_the_stacks_own_key(
     synthesize: Callable[..., Any], capsys: Output
 ) -> None:
-    assert main(["123456789012"]) == 0
+    assert main(["arn:aws:kms:us-east-1:123456789012:key/1"]) == 0
     printed = json.loads(capsys.readouterr().out)
     key = only(synthesize(kms="create")["DatasetStack"], "AWS::KMS::Key")
     own = {each.get("Sid"): each for each in key["KeyPolicy"]["Statement"]}
@@ -29,10 +29,17 @@ def test_the_printed_statements_are_those_of_the_stacks_own_key(
     assert "arn:aws:iam::123456789012:role/aws-service-role/spotfleet.amazonaws.com/" in text
 
 
-@pytest.mark.parametrize("arguments", [[], ["me"], ["123"]])
-def test_fails_without_an_account(arguments: list[str], capsys: Output) -> None:
+def test_the_statements_are_of_the_keys_partition(capsys: Output) -> None:
+    assert main(["arn:aws-cn:kms:cn-north-1:123456789012:key/mrk-1"]) == 0
+    printed = capsys.readouterr().out
+    assert "arn:aws-cn:iam::123456789012:role/aws-service-role/spot.amazonaws.com/" in printed
+    assert "arn:aws:" not in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["123456789012"], ["arn:aws:kms:a:123:key/1", "b"]])
+def test_fails_without_the_arn_of_a_key(arguments: list[str], capsys: Output) -> None:
     assert main(arguments) == 2
-    assert "usage: python -m stacks.data_key ACCOUNT" in capsys.readouterr().err
+    assert "usage: python -m stacks.data_key KEY_ARN" in capsys.readouterr().err
 
 
 def test_buckets_key_and_access_logs_deploy_on_the_embedded_aws(

@@ -1,4 +1,4 @@
-"""ReviewStack: made when asked for, for one repository's pull requests, to read two templates."""
+"""ReviewStack: made when asked for; one repository's pull requests read the app's templates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +57,7 @@ def test_the_role_reads_the_templates_and_nothing_else(resources: dict[str, Any]
     (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Action"] == ["cloudformation:DescribeStacks", "cloudformation:GetTemplate"]
     tails = [each["Fn::Join"][1][-1] for each in statement["Resource"]]
-    names = (DATASET, NETWORK, named("RunImage-*"), TRAINING)
+    names = (DATASET, NETWORK, named("ReviewStack"), named("RunImage-*"), TRAINING)
     assert tails == [f":stack/{name}/*" for name in names]
 
 

@@ -42,6 +42,8 @@ def test_cdks_own_context_is_passed_over() -> None:
     context = {
         "@aws-cdk/core:bootstrapQualifier": "localhost",
         "aws:cdk:enable-path-metadata": True,
+        "acknowledged-issue-numbers": [34892],
+        "cli-telemetry": False,
     }
     assert StackParameters.from_context(context) == StackParameters.for_size("g5.2xlarge")
 
@@ -122,7 +124,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("train.checkpoint_interval", "3601s", "alarm.commit_seconds is 7200; use 7202 to 86400"),
         ("kms", "yes", "kms is 'yes'; use create, the ARN of a key, or nothing"),
         ("on_demand_base", "2", "on_demand_base is 2; use 0 to 1, because the base is part"),
-        ("target_capacity", "3", "target_capacity is 3; use 1, or 0"),
+        ("target_capacity", "3", "target_capacity is 3; use 0 to 1: 0: a fleet"),
         ("guard.max_barren_attempts", "0", "guard.max_barren_attempts is 0; use 1 to 100"),
         ("notice_budget_seconds", "300", "notice_budget_seconds is 300; use 5 to 120"),
         (
@@ -135,18 +137,14 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("max_hours", "nan", "max_hours is 'nan'; use a number"),
         ("max_hours", "0", "max_hours is 0; use more than 0, at most 8760"),
         ("versions_kept_days", "0", "versions_kept_days is 0; use 1 to 365: how long deleted"),
-        ("max_usd", "-1", "max_usd is -1; use dollars, or 0 for no limit"),
+        ("max_usd", "-1", "max_usd is -1; use 0 to 999999: dollars after which"),
         ("max_usd", "much", "max_usd is 'much'; use a number"),
         # As of a variable that is not set; 0 would be no limit.
         ("max_usd", "", "max_usd is ''; use a number"),
         ("tags.", "1", "context 'tags.' is unknown"),
-        (
-            "max_wait_hours",
-            "-0.5",
-            "max_wait_hours is -0.5; use hours, at most 8760, or 0 to wait",
-        ),
-        ("deadline_hours", "-3", "deadline_hours is -3; use hours, at most 8760, or 0 for none"),
-        ("deadline_hours", "9000", "deadline_hours is 9000; use hours, at most 8760"),
+        ("max_wait_hours", "-0.5", "max_wait_hours is -0.5; use 0 to 8760: hours without a"),
+        ("deadline_hours", "-3", "deadline_hours is -3; use 0 to 8760: hours within which"),
+        ("deadline_hours", "9000", "deadline_hours is 9000; use 0 to 8760: hours within which"),
         ("alternates_price_factor", "0.5", "alternates_price_factor is 0.5; use 1 to 100"),
         ("train.nan_retries", "1001", "train.nan_retries is 1001; use 0 to 1000"),
         ("train.nan_skips", "1.5", "train.nan_skips: '1.5' is not a whole number, 0 or more"),
