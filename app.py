@@ -1,7 +1,6 @@
 """The CDK app: context -> parameters -> stacks. Run it through the CLI: npx cdk synth"""
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from stacks import (  # noqa: E402
     SweepStack,
     TrainingStack,
 )
-from stacks.parameters.context import defaults, flatten  # noqa: E402
 
 # Left there by `make setup`; a review's base has the same environment, hence the same bundle.
 WHEELS = Path(sys.prefix) / "wheels"
@@ -80,10 +78,8 @@ def build(
         subnet_ids=subnet_ids,
         wheels=wheels,
     )
-    given, usual = flatten(app.node.get_all_context()), defaults()
-    pairs = (f"{name}={value}" for name, value in given.items() if value != usual.get(name))
-    options = "".join(f" -c {shlex.quote(pair)}" for pair in sorted(pairs))
-    # Another deploy with fewer of them would begin another run.
+    # Another deploy with fewer options would begin another run.
+    options = StackParameters.options(app.node.get_all_context())
     command = f"npx cdk deploy {parameters.training}{options}"
     CfnOutput(training_stack, "DeployCommand", value=command)
     for stack in shared:

@@ -18,7 +18,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "public trainers and save habits, killed on purpose",
         "benchmarks.kills.kill_table",
     ),
-    "house": ("each room's lines and door", "benchmarks.house"),
 }
 
 

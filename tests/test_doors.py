@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import imports_of, sources
 from contract.door import homes
+from tests.house import imports_of, sources
 
 REPOSITORY = Path(__file__).parent.parent
 # Each room with the most names that its door may have.

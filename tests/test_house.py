@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import imports_of, rooms, sources
+from tests.house import imports_of, rooms, sources
 
 REPOSITORY = Path(__file__).parent.parent
 # Spelled in two parts, so that this file does not find itself.
@@ -144,7 +144,7 @@ def test_the_readme_says_how_large_each_room_is(files: dict[str, ast.Module]) ->
         if abs(int(number.replace(",", "")) - sizes[room]) > sizes[room] / 10
     }
     assert len(stated) > 10
-    assert wrong == {}, "python -m benchmarks house"
+    assert wrong == {}, "python -m tests.house"
 
 
 def test_the_readme_names_only_targets_that_exist() -> None:

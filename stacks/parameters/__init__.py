@@ -4,6 +4,7 @@ cdk.json has the defaults, with "by-size" or "by-plan" for what follows from tho
 and impossible values are refused in one sentence. Tables: python -m stacks.parameters --help
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +52,13 @@ class StackParameters(ParameterFields):
     region: str  # whose prices count, unless the stack has a region of its own
     plans: tuple[Plan, ...]  # of the run, at its prices: on the size, then others; or none
     why_unplanned: str
+
+    @staticmethod
+    def options(context: Mapping[str, object]) -> str:
+        """Return the CLI's `-c` options by which a CDK context differs from cdk.json."""
+        usual = defaults()
+        changed = {k: v for k, v in flatten(context).items() if v != usual.get(k)}
+        return "".join(f" -c {shlex.quote(f'{k}={v}')}" for k, v in sorted(changed.items()))
 
     @classmethod
     def for_size(

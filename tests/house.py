@@ -1,9 +1,10 @@
 """How large each room is, and how wide its door.
 
-A room is a package that others enter by its door, the names in its `__all__`.
+A room is a package that others enter by its door, the names in its `__all__`. This prints a table:
+
+python -m tests.house
 """
 
-import argparse
 import ast
 import subprocess
 from collections import Counter, defaultdict
@@ -11,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import REPOSITORY
+from sizing import show_table
 
+REPOSITORY = Path(__file__).parents[1]
 THE_ROOT = "the root"
 # The rooms within training/; every other folder is a room itself.
 INNER = ("training/workloads", "training/proof", "training/durable")
@@ -45,17 +47,8 @@ def _listed(tree: Path) -> list[str]:
     return [name for name in listed.stdout.splitlines() if (tree / name).is_file()]
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add nothing: the rooms are this checkout's."""
-
-
-def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one row per room, then their sum."""
-    return rooms(REPOSITORY, sources(REPOSITORY))
-
-
 def rooms(tree: Path, files: Mapping[str, ast.Module]) -> list[dict[str, Any]]:
-    """Return each room's lines of code and tests, and its door: as used, and as it is named."""
+    """Return the lines and the door of each room, as used and as named, then their sum."""
     code, tests = Counter[str](), Counter[str]()
     for name, module in files.items():
         code[room_of(name)] += code_lines((tree / name).read_text(), module)
@@ -129,3 +122,7 @@ def _named(package: ast.Module | None) -> int | None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return len(ast.literal_eval(node.value))
     return None
+
+
+if __name__ == "__main__":
+    show_table(rooms(REPOSITORY, sources(REPOSITORY)), title="rooms")

@@ -3,10 +3,7 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from benchmarks.__main__ import main
-from benchmarks.house import rooms, sources
+from tests.house import rooms, sources
 
 FILES = {
     "training/durable/__init__.py": '"""The door."""\n\n__all__ = ["Head", "read_head"]\n',
@@ -31,13 +28,3 @@ def test_a_checkout_is_measured_by_room(tmp_path: Path) -> None:
         ["training", 2, 1, 0, None],
         ["all", 8, 4, 3, None],
     ]
-
-
-def test_this_checkout_has_a_row_for_each_room_and_fits_a_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["house"]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 100
-    for room in ("training", "training/workloads", "training/durable", "embedded_aws", "sizing"):
-        assert f"\n {room} " in said
