@@ -10,6 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class StackSide:
     """One stack of one side."""
 
     template: Mapping[str, Any]
+    name: str = ""  # CloudFormation's
     construct_id: str = ""  # by which the CDK CLI selects it; of an assembly
     region: str = PRICE_REGION  # whose prices count
     is_protected: bool = False
@@ -149,23 +151,27 @@ def variables_of(function: Mapping[str, Any]) -> Mapping[str, str]:
 
 def read_assembly(folder: Path, name: str) -> Side:
     """Read a cloud assembly: each stack's template, its protection and its plan."""
-    stacks: dict[str, StackSide] = {}
+    found: list[StackSide] = []
     of_cli = _cli_region()
     for place, construct_id, artifact in _stacks_of(folder):
         properties = artifact["properties"]
         template = place / properties["templateFile"]
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
         plan = template.with_name(template.name.replace(".template.", ".plan."))
-        # Stages may give the same name to stacks of several regions.
-        stacks[construct_id if stack_name in stacks else stack_name] = StackSide(
+        side = StackSide(
             template=json.loads(template.read_text(encoding="utf-8")),
+            name=stack_name,
             construct_id=construct_id,
             region=artifact["environment"].rpartition("/")[2].replace("unknown-region", of_cli),
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
             certificate=_certificate(place, artifact),
         )
-    return Side(name=name, stacks=stacks)
+        found.append(side)
+    # Stages may give the same name to stacks of several regions.
+    shared = Counter(each.name for each in found)
+    keys = [each.name if shared[each.name] == 1 else each.construct_id for each in found]
+    return Side(name=name, stacks=dict(zip(keys, found, strict=True)))
 
 
 def _stacks_of(folder: Path) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
@@ -307,9 +313,10 @@ def deployed(head: Side) -> Side:
             session = checked(_session())
         for name, stack in sorted(head.stacks.items()):
             client = session.client("cloudformation", region_name=stack.region)
+            own = {"StackName": stack.name or name}
             try:
-                (described,) = client.describe_stacks(StackName=name)["Stacks"]
-                body = client.get_template(StackName=name, TemplateStage="Original")["TemplateBody"]
+                (described,) = client.describe_stacks(**own)["Stacks"]
+                body = client.get_template(**own, TemplateStage="Original")["TemplateBody"]
             except ClientError as error:
                 if "does not exist" in str(error):
                     others |= _descriptions(client)
@@ -391,8 +398,9 @@ def _git(repository: Path, *arguments: str) -> str:
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     # A git hook or rebase that calls this sets variables that would point git at another tree.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    # `python app.py` is that of the app's own environment, activated or not.
-    environment["PATH"] = f"{folder / '.venv' / 'bin'}{os.pathsep}{environment['PATH']}"
+    # `python app.py` is that of the app's own environment, activated or not, also of one above.
+    own = [str(each / ".venv" / "bin") for each in (folder, *folder.absolute().parents)]
+    environment["PATH"] = os.pathsep.join([*own, environment["PATH"]])
     return subprocess.run(
         list(command), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

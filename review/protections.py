@@ -59,14 +59,18 @@ def find_weakened(base: Side, head: Side, changes: Sequence[Change]) -> list[Eff
     ]
 
 
+def _kind(properties: Mapping[str, Any], type_name: str) -> str:
+    return GUARD if properties.get("Handler") == GUARD else type_name
+
+
 def _watcher(change: Change, base: Side) -> tuple[str, str, str]:
     if change.type != "AWS::Events::Rule":
-        return _WATCHERS.get(change.old_properties.get("Handler", change.type), ("", "", ""))
+        return _WATCHERS.get(_kind(change.old_properties, change.type), ("", "", ""))
     text, resources = json.dumps(change.old_properties), base.stacks[change.stack].resources
     named = [name for name, _ in references(change.old_properties.get("Targets"))]
     # A log group is a target by its name.
-    types = {(it.get("Properties") or {}).get("Handler", it["Type"])
-             for it in map(resources.get, named) if it}  # fmt: skip
+    targets = filter(None, map(resources.get, named))
+    types = {_kind(each.get("Properties") or {}, each["Type"]) for each in targets}
     types |= {"AWS::Logs::LogGroup"} if ":log-group:" in text else set()
     accept, does = next((_RULES[each] for each in sorted(types) if each in _RULES), ("", ""))
     what = "the clock" if "ScheduleExpression" in change.old_properties else "the rule"

@@ -44,7 +44,8 @@ ROWS = ["gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure"]
 # Other libraries say "no CUDA-capable device" where the script wants none.
 CUDA = re.compile(
     r"uncorrectable (ECC|NVLink) error|GPU is lost|fallen off the bus"
-    r"|error( \d+)?: (no CUDA-capable device|(CUDA-capable )?device\S* \S+ busy or unavailable)"
+    r"|(error( \d+)?:|Cuda failure( \d+)?) '?"  # torch's or NCCL's
+    r"(no CUDA-capable device|(CUDA-capable )?device\S* \S+ busy or unavailable)"
     r"|CUDA error: (device unavailable|hardware stack error|system not yet initialized)"
     r"|Driver/library version mismatch",
     re.IGNORECASE,

@@ -247,7 +247,9 @@ def _report_end(tick: Tick, instance: StackInstance, why: str) -> None:
             name="terminated",
             about=instance.id,
             headline=f"Terminated {instance}: {why}",
-            lines=["It should have ended by itself; its events and log may say why it did not."],
+            lines=["It should have ended by itself; its events and log may say why it did not."]
+            if instance.is_live
+            else [],
             fields={"message": why, "run_id": instance.run_id},
             ways=["event", "mail"],
         ),

@@ -139,7 +139,7 @@ def _keep(
         figures = {name: round(value, 4) for name, value in decision.figures.items()}
         ledger.notes.append(_note(now, moves, message, {"market": decision.market, **figures}))
     ledger.market = {
-        **kept,
+        "base": 0,  # the template's, with any deadline
         "began": began,
         "market": decision.market,
         "moves": moves,
@@ -192,16 +192,20 @@ def _take_back(tick: Tick, fleet_id: str) -> None:
     on-demand machine trains until Spot is there, and then ends (see Tick.unwanted).
     """
     base, kept = tick.settings.on_demand_base, tick.ledger.market
-    is_told = not StackFleet.of(fleet_id).ends_what_it_loses or kept.get("base") == base
+    # Before any call knew a base, the fleet's own counts.
+    is_changed = (
+        StackFleet.of(fleet_id).ends_what_it_loses
+        and kept.get("base", tick.on_demand[fleet_id]) != base
+    )
     message = f"as the template has it: on_demand_base is {base}"
     if is_moved := kept.get("market", "spot") != "spot":
         message = "as the template has it: the run no longer has a deadline"
-    if is_moved or (not is_told and "base" in kept):
+    if is_moved or is_changed:
         leaving = [each.id for each in tick.live() if base and each.market == SPOT]
         tick.update(lambda ledger: ledger.take_back(leaving))
         if not _ask_for(tick, fleet_id, 1, base, message):
             return
-    if is_moved or not is_told:
+    if is_moved or kept.get("base") != base:
         tick.update(lambda ledger: _forget(ledger, tick.now, base, message))
 
 

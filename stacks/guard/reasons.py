@@ -15,7 +15,7 @@ EBS_KEY = (
     "Client.InternalError: the fleet's service-linked roles may not use the key of the volumes, "
     "perhaps the account's default EBS key; docs/security.md lists what it must grant."
 )
-_DEPLOY = "First deploy with the options that the run has (the stack's output DeployCommand) and"
+_DEPLOY = "First deploy with the run's options (DeployCommand, if the stack prints it) and"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

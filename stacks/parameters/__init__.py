@@ -57,8 +57,9 @@ class StackParameters(ParameterFields):
     def options(context: Mapping[str, object]) -> str:
         """Return the CLI's `-c` options by which a CDK context differs from cdk.json."""
         usual = defaults()
-        changed = {k: v for k, v in flatten(context).items() if v != usual.get(k)}
-        return "".join(f" -c {shlex.quote(f'{k}={v}')}" for k, v in sorted(changed.items()))
+        changed = {k: v for k, v in sorted(flatten(context).items()) if v != usual.get(k)}
+        words = {k: " ".join(v) if isinstance(v, list | tuple) else v for k, v in changed.items()}
+        return "".join(f" -c {shlex.quote(f'{k}={v}')}" for k, v in words.items())
 
     @classmethod
     def for_size(

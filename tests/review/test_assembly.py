@@ -27,12 +27,12 @@ def test_fails_for_a_bucket_that_a_stage_loses(tmp_path: Path) -> None:
     base = read_assembly(staged(tmp_path / "base", "Runs", "Clips"), "base")
     head = read_assembly(staged(tmp_path / "head", "Runs"), "head")
     assert {name: stack.region for name, stack in head.stacks.items()} == {
-        "Data": "eu-west-1",
+        "eu-west-1/Data": "eu-west-1",
         "us-west-2/Data": "us-west-2",
     }
     review = judge(base, head, [])
     lost = {each.stack for each in review.effects if each.kind == "loss"}
-    assert lost == {"Data", "us-west-2/Data"}
+    assert lost == {"eu-west-1/Data", "us-west-2/Data"}
     assert review.exit_code("data-loss") == 1
 
 

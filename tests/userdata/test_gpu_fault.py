@@ -127,6 +127,8 @@ def test_hardware_xids_are_a_fault_and_those_of_programs_are_not(root: Path) -> 
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
         ("RuntimeError: CUDA error: device unavailable", True),
         ("cudaGetDeviceCount(). Error 100: no CUDA-capable device is detected", True),
+        ("NCCL WARN Cuda failure 100 'no CUDA-capable device is detected'", True),
+        ("Cuda failure 'CUDA-capable device(s) is/are busy or unavailable'", True),
         # TensorFlow and JAX, which a script keeps on the CPU.
         ("failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected", False),
         ("Failed to initialize NVML: Driver/library version mismatch", True),

@@ -149,6 +149,9 @@ def test_a_stopped_machine_is_ended_for_its_volumes(scene: Scene) -> None:
     quick_client("ec2").stop_instances(InstanceIds=[left])
     done = scene.tick(hours_later=0.02)
     assert done["reason"] == f"{left}: it is stopped, and its volumes are billed"
+    (mail,) = scene.mails()
+    assert mail.startswith(f"Terminated {left} (g5.xlarge, on-demand): it is stopped")
+    assert "by itself" not in mail
     (found,) = quick_client("ec2").describe_instances(InstanceIds=[left])["Reservations"]
     assert found["Instances"][0]["State"]["Name"] == "terminated"
     assert scene.tick(hours_later=0.03)["action"] == "none"

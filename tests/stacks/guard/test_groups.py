@@ -194,7 +194,6 @@ def test_a_deploy_that_changes_the_on_demand_base_moves_the_run(
         return scene.tick(hours_later=hours, **given)["action"], markets(scene)
 
     assert called(0.01, 0) == ("start", [SPOT])
-    assert called(0.02, 0) == ("none", [SPOT])
     assert called(0.2, 1) == ("market", [ON_DEMAND])
     assert called(0.3, 1) == ("none", [ON_DEMAND])
     ledger, _ = read_ledger(settings(scene))
@@ -206,3 +205,22 @@ def test_a_deploy_that_changes_the_on_demand_base_moves_the_run(
     # What a person chooses since then stays.
     fleet.set_capacity(1, 1)
     assert called(0.7, 0) == ("none", [ON_DEMAND])
+
+
+def test_a_deploy_that_drops_a_deadline_for_a_base_moves_the_run(
+    scene: Scene, fleet: StackFleet
+) -> None:
+    """Both at once are refused, so that a run with a deadline has no base until then."""
+    _is_the_stacks(scene)
+    plan = {"stages": {"head": 3600.0}, "restart_seconds": 180.0, "save_seconds": 15.0}
+    forecast = json.dumps({**plan, "interval_seconds": 300.0})
+    given = {"MAX_BARREN_ATTEMPTS": 9, "CALL_EVERY_SECONDS": 180, "FORECAST": forecast}
+    scene.write("head.json", {"state": "running", "checkpoints": []})
+
+    def called(hours: float, **more: float) -> tuple[str, list[str]]:
+        markets(scene)
+        return scene.tick(hours_later=hours, **given, **more)["action"], markets(scene)
+
+    assert called(0.01, ON_DEMAND_BASE=0, DEADLINE_HOURS=9) == ("start", [SPOT])
+    assert called(0.02, ON_DEMAND_BASE=0, DEADLINE_HOURS=9) == ("none", [SPOT])
+    assert called(0.2, ON_DEMAND_BASE=1, DEADLINE_HOURS=0) == ("market", [ON_DEMAND])

@@ -166,10 +166,10 @@ class StoredDataset:
         files = parse_manifest(manifest, store.uri)["files"]
         _refuse_long_names(store.uri, files)
         out.mkdir(parents=True, exist_ok=True)
-        _refuse_small_disk(store.uri, files, out)
         if out.resolve() == Path(store.uri).resolve():
             LocalDataset.open(out, again=True)
             return _synced(files, [], began)
+        _refuse_small_disk(store.uri, files, out)
         if any(out.iterdir()) and not any((out / own).exists() for own in (MANIFEST, ARRIVING)):
             for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
                 raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
@@ -220,10 +220,10 @@ def _refuse_long_names(uri: str, files: Sequence[Entry]) -> None:
 def _refuse_small_disk(uri: str, files: Sequence[Entry], out: Path) -> None:
     has = shutil.disk_usage(out).total
     needs = sum(-(-entry["bytes"] // _BLOCK_BYTES) * _BLOCK_BYTES for entry in files)
-    if needs > has:
+    if 0 < has < needs:  # 0: this file system does not say
         raise UserError(
             f"{uri} takes {needs / 2**30:.2f} GiB on a disk, and that of {out} has "
-            f"{has / 2**30:.2f}; use a larger one, for a stack -c data_volume.gib=N"
+            f"{has / 2**30:.2f}; use a larger one, for a stack -c data_on=ebs -c data_volume.gib=N"
         )
 
 

@@ -77,7 +77,7 @@ def test_fails_to_sync_a_name_that_no_disk_takes(bucket_uri: str, tmp_path: Path
 
 
 def test_fails_to_sync_more_than_the_whole_disk_holds(bucket_uri: str, tmp_path: Path) -> None:
-    """Before the first byte: each replacement's disk is as small."""
+    """Before the first byte, as the next machine's disk is hardly larger."""
     store, out = open_store(f"{bucket_uri}/large"), tmp_path / "out"
     entry = {"name": "a", "bytes": 2**60, "sha256": sha256(b"a").hexdigest()}
     store.put(MANIFEST, manifest_of("large", "program", {}, [entry]))
