@@ -60,7 +60,7 @@ from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _stop(*_: object) -> None:
@@ -72,8 +72,13 @@ def _stop(*_: object) -> None:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; restore the handlers on exit."""
-    before = {number: signal.signal(number, _stop) for number in STOP_SIGNALS}
+    """Raise KeyboardInterrupt on the first of STOP_SIGNALS; restore the handlers on exit.
+
+    Under nohup, which ignores SIGHUP, the end of the terminal stays ignored.
+    """
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in STOP_SIGNALS if not (is_kept and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
     finally:
@@ -82,7 +87,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run one command; Ctrl-C and SIGTERM leave nothing running."""
+    """Run one command; Ctrl-C, SIGTERM and a closed terminal leave nothing running."""
     arguments = parse_arguments()
     started = time.monotonic()
     lock = threading.Lock()

@@ -19,7 +19,7 @@ def handlers() -> dict[signal.Signals, Any]:
     return {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,6 +36,23 @@ def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
     assert main() == 130
     assert "has been stopped" in capsys.readouterr().err
     assert handlers() == before, "a later SIGTERM would be swallowed"
+
+
+def test_what_is_started_with_nohup_goes_on_when_the_terminal_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def closed(*_: object) -> int:
+        signal.raise_signal(signal.SIGHUP)
+        return 0
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(commands, "show_alarms", closed)
+        monkeypatch.setattr(sys, "argv", ["rehearsal", "alarms"])
+        assert main() == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_ctrl_c_while_it_is_imported_is_one_line() -> None:
