@@ -175,6 +175,7 @@ TYPES: Registry = {
     "AWS::EC2::LaunchTemplate": ResourceType(
         create=_create_template,
         update=_update_template,
+        fixed=frozenset({"TagSpecifications"}),
         delete=deletes("ec2", "delete_launch_template", by="LaunchTemplateId"),
         exists=finds(
             "ec2", "describe_launch_templates", by="LaunchTemplateIds", answer="LaunchTemplates"
