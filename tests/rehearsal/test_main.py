@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,3 +155,10 @@ def test_no_aws_setting_of_the_person_reaches_the_children(
     assert "AWS_PROFILE" not in environment
     assert environment["AWS_ACCESS_KEY_ID"] == "embedded"
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE", "runs beside each other share the cores"
+
+
+def test_what_s3_keeps_of_large_objects_is_in_the_folder_of_the_rehearsal(tmp_path: Path) -> None:
+    before = tempfile.gettempdir()
+    with deployment.embedded_stacks(tmp_path / "out", is_nspawn=False, say=print):
+        assert tempfile.gettempdir() == str(tmp_path / "out")
+    assert tempfile.gettempdir() == before
