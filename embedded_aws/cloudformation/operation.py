@@ -260,7 +260,7 @@ class StackOperation:
             ) from error
 
     def _provision(self, after: StackResource, existing: StackResource | None) -> None:
-        if existing is not None and not schema.replaces(
+        if existing is not None and not schema.replacing_paths(
             after.type, existing.properties, after.properties
         ):
             self.provisioner.record(after, "UPDATE_IN_PROGRESS")

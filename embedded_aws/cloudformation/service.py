@@ -230,11 +230,11 @@ class CloudFormation:
         }
 
     def describe_stack_resource(self, request: Request) -> Response:
-        stack = self.engine.find(request["StackName"])
-        name = request["LogicalResourceId"]
-        if name not in stack.resources:
-            raise CloudFormationError(f"Resource {name} does not exist for stack {stack.name}")
-        return {"StackResourceDetail": described_resource(stack, stack.resources[name])}
+        found = self.describe_stack_resources(request)["StackResources"]
+        if not found:
+            name, stack = request["LogicalResourceId"], self.engine.find(request["StackName"]).name
+            raise CloudFormationError(f"Resource {name} does not exist for stack {stack}")
+        return {"StackResourceDetail": found[0]}
 
     def describe_stack_resources(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
@@ -248,9 +248,7 @@ class CloudFormation:
         }
 
     def list_stack_resources(self, request: Request) -> Response:
-        stack = self.engine.find(request["StackName"])
-        resources = list(stack.resources.values())
-        return {"StackResourceSummaries": [described_resource(stack, item) for item in resources]}
+        return {"StackResourceSummaries": self.describe_stack_resources(request)["StackResources"]}
 
     def list_exports(self, _request: Request) -> Response:
         return {
@@ -259,14 +257,6 @@ class CloudFormation:
                 for name, (value, stack) in self.engine.exports().items()
             ]
         }
-
-    def list_imports(self, request: Request) -> Response:
-        importers = self.engine.importers(request["ExportName"])
-        if not importers:
-            raise CloudFormationError(
-                f"Export '{request['ExportName']}' is not imported by any stack."
-            )
-        return {"Imports": importers}
 
     # Drift: what is gone; changed properties are not read back.
 
