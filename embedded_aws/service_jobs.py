@@ -23,6 +23,7 @@ from werkzeug.wrappers import Response
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.requests import read_call
 from embedded_aws.iam.sessions import variables_of
+from embedded_aws.mistakes import beyond_model
 from embedded_aws.moto_services import answer_error
 from embedded_aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
 
@@ -290,6 +291,13 @@ class ServiceJobs:
         for name, part in needed.items() if operation == "CreateTrainingJob" else ():
             if part not in asked.get(name, {}):
                 raise Refused(f"{name} lacks {part}, which the embedded AWS requires")
+        if why := beyond_model(shape, asked):
+            raise Refused(why)
+        if asked.get("EnableManagedSpotTraining"):
+            stopping = asked["StoppingCondition"]
+            if stopping.get("MaxWaitTimeInSeconds", 0) < stopping["MaxRuntimeInSeconds"]:
+                must = "It must be present and be greater than or equal to MaxRuntimeInSeconds"
+                raise Refused(f"Invalid MaxWaitTimeInSeconds. {must}")
 
     def stop(self) -> None:
         """End every container and remove everything."""

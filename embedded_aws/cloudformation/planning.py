@@ -147,7 +147,7 @@ def predict(
 
     def attribute(name: str, key: str) -> Any:
         found = existing(name)
-        if not found or moving.get(name) == "Modify" and key in registry[found.type].volatile:
+        if not found or (moving.get(name) == "Modify" and key in registry[found.type].volatile):
             return Unknown(f"{{{{{name}.{key}}}}}")
         return attribute_of(found, key)
 

@@ -115,7 +115,7 @@ def _payload(role: str, instances: int = 1) -> str:
             "HyperParameters": {"epochs": "0"},
             "OutputDataConfig": {"S3OutputPath": "s3://runs/sweeps/x/sagemaker"},
             "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": instances},
-            "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200},
             "EnableManagedSpotTraining": True,
         }
     )
@@ -233,6 +233,11 @@ def test_fails_to_submit_what_is_no_training_job_and_goes_on(
         ("{", "serviceRequestPayload is not JSON"),
         ("{}", "Missing required parameter"),
         (json.dumps(lacking), "ResourceConfig lacks InstanceCount"),
+        (json.dumps({**whole, "RoleArn": "the role of the jobs"}), "'roleArn' failed to satisfy constraint"),
+        (
+            json.dumps({**whole, "StoppingCondition": {"MaxRuntimeInSeconds": 3600}}),
+            "Invalid MaxWaitTimeInSeconds",
+        ),
     ]:
         with pytest.raises(ClientError, match=said):
             submit("none", text=payload)
