@@ -12,8 +12,8 @@ import botocore.session
 from botocore.config import Config
 
 _loader = botocore.loaders.create_loader()
-botocore.session.Session._register_data_loader = (
-    lambda session: session.lazy_register_component("data_loader", lambda: _loader)
+botocore.session.Session._register_data_loader = lambda session: session.lazy_register_component(
+    "data_loader", lambda: _loader
 )
 
 

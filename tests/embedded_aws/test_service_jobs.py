@@ -233,7 +233,10 @@ def test_fails_to_submit_what_is_no_training_job_and_goes_on(
         ("{", "serviceRequestPayload is not JSON"),
         ("{}", "Missing required parameter"),
         (json.dumps(lacking), "ResourceConfig lacks InstanceCount"),
-        (json.dumps({**whole, "RoleArn": "the role of the jobs"}), "'roleArn' failed to satisfy constraint"),
+        (
+            json.dumps({**whole, "RoleArn": "the role of the jobs"}),
+            "'roleArn' failed to satisfy constraint",
+        ),
         (
             json.dumps({**whole, "StoppingCondition": {"MaxRuntimeInSeconds": 3600}}),
             "Invalid MaxWaitTimeInSeconds",

@@ -325,6 +325,7 @@ def test_fails_on_a_dynamic_reference_to_what_is_not_there(stacks: Stacks) -> No
         with pytest.raises(ClientError, match=why):
             stacks.create("dynamic", {"Topic": topic})
 
+
 def test_fails_what_refers_to_a_resource_whose_condition_is_false(stacks: Any) -> None:
     words = r"Unresolved resource dependencies \[Topic\] in the {} block of the template"
     off = {"Conditions": {"Is": {"Fn::Equals": [{"Ref": "On"}, "yes"]}}, "values": {"On": "no"}}
