@@ -8,25 +8,29 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# A member's name, a list's index, a map's key; None is the key of a map itself.
-Step = str | int | tuple[str] | None
 # Java's classes of characters, in Python's words; a pattern with another one is left out.
 _CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": " \xa0\u2000-\u200a\u3000"}
 
 
-def violations(
-    shape: Any, value: Any, where: tuple[Step, ...] = ()
-) -> Iterator[tuple[tuple[Step, ...], str, Any, Any]]:
+def violations(shape: Any, value: Any, where: str = "") -> Iterator[tuple[str, str, Any, Any]]:
     """Yield place, rule, limit and value of all that a shape does not allow.
 
     The rules are missing (a required member), max, min, enum and pattern.
     """
-    limits = shape.metadata
+    limits, parts = shape.metadata, list[tuple[str, Any, Any]]()
     if shape.type_name == "structure":
+        at = {name: f"{where}.{name}".removeprefix(".") for name in shape.members}
         for name in sorted(set(shape.required_members) - set(value)):
-            yield (*where, name), "missing", None, None
-    for step, member, item in _parts(shape, value):
-        yield from violations(member, item, (*where, step))
+            yield at[name], "missing", None, None
+        given = [name for name, item in value.items() if name in at and item is not None]
+        parts = [(at[name], shape.members[name], value[name]) for name in given]
+    elif shape.type_name == "list":
+        parts = [(f"{where}[{number}]", shape.member, item) for number, item in enumerate(value)]
+    elif shape.type_name == "map":
+        parts = [(f"{where}.{key}", shape.value, item) for key, item in value.items()]
+        parts += [(f"{where}: the name {key[:40]!r}", shape.key, key) for key in value]
+    for place, member, item in parts:
+        yield from violations(member, item, place)
     size = len(value) if isinstance(value, str | list | dict) else value
     if isinstance(size, int | float):
         if size > limits.get("max", size):
@@ -39,20 +43,6 @@ def violations(
             yield where, "enum", limits["enum"], value
         elif pattern is not None and not pattern.fullmatch(value):
             yield where, "pattern", limits["pattern"], value
-
-
-def _parts(shape: Any, value: Any) -> Iterator[tuple[Step, Any, Any]]:
-    if shape.type_name == "structure":
-        for name, item in value.items():
-            if name in shape.members and item is not None:
-                yield name, shape.members[name], item
-    elif shape.type_name == "list":
-        for number, item in enumerate(value):
-            yield number, shape.member, item
-    elif shape.type_name == "map":
-        for key, item in value.items():
-            yield None, shape.key, key
-            yield (key,), shape.value, item
 
 
 @functools.cache

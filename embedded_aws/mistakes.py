@@ -39,10 +39,10 @@ _INVALID = {
     "batch": "ClientException",
 }
 _WORDS = {
-    "max": "have {what} less than or equal to {limit}",
-    "min": "have {what} greater than or equal to {limit}",
-    "enum": "satisfy enum value set: [{limit}]",
-    "pattern": "satisfy regular expression pattern: {limit}",
+    "max": "have {} less than or equal to {}",
+    "min": "have {} greater than or equal to {}",
+    "enum": "satisfy enum value set: [{1}]",
+    "pattern": "satisfy regular expression pattern: {1}",
 }
 
 
@@ -102,18 +102,11 @@ def beyond_model(shape: Any, given: Any, *, is_ec2: bool = False) -> str:
     for where, rule, limit, value in violations(shape, given) if shape else ():
         if rule in _WORDS and not (is_ec2 and rule == "enum"):
             what = "length" if isinstance(value, str | list | dict) else "value"
-            limits = ", ".join(limit) if rule == "enum" else limit
-            must = _WORDS[rule].format(what=what, limit=limits)
-            steps = (_words_of(step) for step in where if step is not None)
-            place = re.sub("^.", lambda first: first[0].lower(), ".".join(steps))
+            must = _WORDS[rule].format(what, ", ".join(limit) if rule == "enum" else limit)
+            place = re.sub(r"\[(\d+)\]", lambda item: f".{int(item[1]) + 1}.member", where)
+            place = place[:1].lower() + place[1:]
             return f"Value '{value}' at '{place}' failed to satisfy constraint: Member must {must}"
     return ""
-
-
-def _words_of(step: str | int | tuple[str]) -> str:
-    if isinstance(step, str):
-        return step
-    return f"{step + 1}.member" if isinstance(step, int) else f"{step[0]}.member"
 
 
 # Of CRC32C and CRC64NVME Python has none.

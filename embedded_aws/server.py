@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Self
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment
 
 from moto.core.config import default_user_config
 from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -143,7 +143,7 @@ class EmbeddedAws:
     def environment(self) -> dict[str, str]:
         """Return the variables that point the CDK CLI, the aws CLI and boto3 here, past a proxy."""
         direct = getproxies_environment().get("no", "")
-        if not proxy_bypass_environment(HOST):
+        if direct != "*" and HOST not in direct:
             direct = f"{direct},{HOST}".lstrip(",")
         return {
             **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),

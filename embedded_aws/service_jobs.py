@@ -293,11 +293,10 @@ class ServiceJobs:
                 raise Refused(f"{name} lacks {part}, which the embedded AWS requires")
         if why := beyond_model(shape, asked):
             raise Refused(why)
-        if asked.get("EnableManagedSpotTraining"):
-            stopping = asked["StoppingCondition"]
-            if stopping.get("MaxWaitTimeInSeconds", 0) < stopping["MaxRuntimeInSeconds"]:
-                must = "It must be present and be greater than or equal to MaxRuntimeInSeconds"
-                raise Refused(f"Invalid MaxWaitTimeInSeconds. {must}")
+        limits, is_spot = asked.get("StoppingCondition"), asked.get("EnableManagedSpotTraining")
+        if is_spot and limits.get("MaxWaitTimeInSeconds", 0) < limits["MaxRuntimeInSeconds"]:
+            must = "It must be present and be greater than or equal to MaxRuntimeInSeconds"
+            raise Refused(f"Invalid MaxWaitTimeInSeconds. {must}")
 
     def stop(self) -> None:
         """End every container and remove everything."""

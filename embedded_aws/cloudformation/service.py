@@ -279,17 +279,12 @@ class CloudFormation:
         stack = self.engine.find(request["StackName"])
         wanted = request.get("StackResourceDriftStatusFilters") or ["IN_SYNC", "DELETED"]
         found = [
-            {
-                **described_resource(stack, item),
-                "StackResourceDriftStatus": "IN_SYNC" if is_there else "DELETED",
-            }
+            described_resource(stack, item)
+            | {"StackResourceDriftStatus": "IN_SYNC" if is_there else "DELETED"}
             for item, is_there in self.engine.look_at(stack)
         ]
-        return {
-            "StackResourceDrifts": [
-                each for each in found if each["StackResourceDriftStatus"] in wanted
-            ]
-        }
+        drifts = [each for each in found if each["StackResourceDriftStatus"] in wanted]
+        return {"StackResourceDrifts": drifts}
 
     def get_template(self, request: Request) -> Response:
         if request.get("ChangeSetName"):

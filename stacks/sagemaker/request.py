@@ -178,25 +178,18 @@ def _input_shape(service: str, operation: str) -> Shape:
     return shape
 
 
-def _in_words(where: Sequence[Any], rule: str, limit: Any, value: Any) -> str:
+def _in_words(where: str, rule: str, limit: Any, value: Any) -> str:
     """Say one thing that the service's model does not allow."""
-    steps = [
-        f"[{step}]" if isinstance(step, int) else f".{''.join(step)}"
-        for step in where
-        if step is not None
-    ]
-    place = "".join(steps).removeprefix(".")
     if rule == "missing":
-        return f"{place} is missing"
-    if where and where[-1] is None:
-        place = f"a name in {place}"
+        return f"{where} is missing"
     if rule == "enum":
-        return f"{place} is {value!r}, which SageMaker does not know{_near(value, limit)}"
+        return f"{where} is {value!r}, which SageMaker does not know{_near(value, limit)}"
     if rule == "pattern":
-        return f"{place} is {value!r}, which does not match {limit}"
-    size, what = (value, "") if isinstance(value, int) else (len(value), "the length of ")
+        return f"{where} is {value!r}, which does not match {limit}"
+    size = value if isinstance(value, int | float) else len(value)
+    what = "" if size is value else "the length of "
     allowed = f"at most {limit} is allowed" if rule == "max" else f"at least {limit} is needed"
-    return f"{what}{place} is {size}, and {allowed}"
+    return f"{what}{where} is {size}, and {allowed}"
 
 
 def _near(value: str, names: Sequence[str]) -> str:

@@ -16,15 +16,15 @@ def found(service: str, operation: str, request: dict[str, Any]) -> list[tuple[A
 @pytest.mark.parametrize(
     ("request_", "rule", "where"),
     [
-        ({"Names": [], "WithDecryption": True}, "min", ("Names",)),
-        ({"Names": ["x"] * 11}, "max", ("Names",)),
-        ({"Names": [""]}, "min", ("Names", 0)),
-        ({}, "missing", ("Names",)),
-        ({"Names": ["x"], "Unknown": 1, "WithDecryption": None}, "", ()),
+        ({"Names": [], "WithDecryption": True}, "min", "Names"),
+        ({"Names": ["x"] * 11}, "max", "Names"),
+        ({"Names": [""]}, "min", "Names[0]"),
+        ({}, "missing", "Names"),
+        ({"Names": ["x"], "Unknown": 1, "WithDecryption": None}, "", ""),
     ],
 )
 def test_sizes_and_missing_members_have_their_places(
-    request_: dict[str, Any], rule: str, where: tuple[Any, ...]
+    request_: dict[str, Any], rule: str, where: str
 ) -> None:
     said = [(each[1], each[0]) for each in found("ssm", "GetParameters", request_)]
     assert said == ([(rule, where)] if rule else [])
@@ -40,8 +40,8 @@ def test_a_map_s_keys_and_values_and_a_name_of_a_list_are_looked_at() -> None:
     }
     said = {each[:2] for each in found("sagemaker", "CreateTrainingJob", request)}
     assert said == {
-        (("TrainingJobName",), "pattern"),
-        (("HyperParameters", None), "max"),
-        (("HyperParameters", ("short",)), "max"),
-        (("ResourceConfig", "InstanceType"), "enum"),
+        ("TrainingJobName", "pattern"),
+        (f"HyperParameters: the name '{'x' * 40}'", "max"),
+        ("HyperParameters.short", "max"),
+        ("ResourceConfig.InstanceType", "enum"),
     }
