@@ -220,15 +220,26 @@ def test_a_key_is_disabled_and_enabled(stacks: Any) -> None:
     assert kms.describe_key(KeyId=name)["KeyMetadata"]["KeyState"] == "Enabled"
 
 
+def test_the_tags_of_a_launch_template_follow_its_updates(stacks: Any) -> None:
+    ec2, made = stacks.aws.client("ec2"), template(InstanceType="g5.xlarge")
+    for create, tags in (
+        (stacks.create, {"Run": "1", "Owner": "me"}),
+        (stacks.update, {"Run": "2"}),
+        (stacks.update, {}),
+    ):
+        given = [{"Key": key, "Value": value} for key, value in tags.items()]
+        of_it = [{"ResourceType": "launch-template", "Tags": given}]
+        create("tagged", {"It": changed(made, TagSpecifications=of_it)})
+        of = {"Name": "resource-id", "Values": [stacks.physical("tagged", "It")]}
+        found = ec2.describe_tags(Filters=[of])["Tags"]
+        assert {each["Key"]: each["Value"] for each in found} == tags
+
+
 @pytest.mark.parametrize(
     ("resource", "change"),
     [
         (group(), {"LogGroupClass": "INFREQUENT_ACCESS"}),
         (group(), {"KmsKeyId": "arn:aws:kms:us-east-1:123456789012:key/" + "0" * 36}),
-        (
-            template(InstanceType="g5.xlarge"),
-            {"TagSpecifications": [{"ResourceType": "launch-template", "Tags": []}]},
-        ),
     ],
 )
 def test_fails_a_change_in_place_that_nothing_here_makes(
