@@ -6,6 +6,7 @@ like Lambda's; a topic gets a message, a log group a line.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -135,27 +136,28 @@ class EventBus:
             for target in events.list_targets_by_rule(Rule=rule["Name"])["Targets"]:
                 # As on AWS, a denial by a policy is silent; the evidence records it.
                 with contextlib.suppress(PermissionError):
-                    self._send(target["Arn"], event, rule["Arn"])
+                    self._send(target, event, rule["Arn"])
 
-    def _send(self, arn: str, event: dict[str, Any], rule: str) -> None:
+    def _send(self, target: Mapping[str, Any], event: dict[str, Any], rule: str) -> None:
+        arn, stream = target["Arn"], event["id"]
+        event = json.loads(target["Input"]) if "Input" in target else event
         service = arn.split(":")[2]
         if service == "lambda" and not self.invokes:
             return
         if service in _TARGET_ACTIONS:
-            resource = f"{arn}:log-stream:{event['id']}" if service == "logs" else arn
+            resource = f"{arn}:log-stream:{stream}" if service == "logs" else arn
             self.aws.access.expect("events", rule, _TARGET_ACTIONS[service], resource)
         if service == "lambda":
             self._invoke(arn.split(":")[6], event)
         elif service == "sns":
             self.aws.client("sns").publish(TopicArn=arn, Message=json.dumps(event))
         elif service == "logs":
-            self._log(arn.split(":")[6], event)
+            self._log(arn.split(":")[6], stream, event)
         else:
             raise ValueError(f"the rehearsal does not support {service} as an event target: {arn}")
 
-    def _log(self, group: str, event: dict[str, Any]) -> None:
+    def _log(self, group: str, stream: str, event: dict[str, Any]) -> None:
         logs = self.aws.client("logs")
-        stream = event["id"]
         logs.create_log_stream(logGroupName=group, logStreamName=stream)
         line = {"timestamp": int(time.time() * 1000), "message": json.dumps(event)}
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=[line])
@@ -175,10 +177,11 @@ class EventBus:
 
     def _invoke(self, name: str, event: dict[str, Any]) -> None:
         function = lambda_simple_backends[self.aws.account][self.aws.region].get_function(name)
-        folder = self.code_folder / name
+        configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
+        # A deploy may have replaced the code.
+        folder = self.code_folder / f"{name}-{hashlib.sha256(function.code_bytes).hexdigest()[:8]}"
         if not folder.exists():
             zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(folder)
-        configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
         deployed = configured.get("Environment", {}).get("Variables", {})
         variables = {"PATH": os.environ["PATH"], **self.aws.environment(), **deployed}
         variables |= {**self._credentials(configured), **self.variables}
@@ -187,7 +190,7 @@ class EventBus:
         while tries == 0 or (error is not None and tries < self.TRIES):
             tries += 1
             process = self._warm.get(name)
-            if process is None or not process.serves(handler, variables):
+            if process is None or not process.serves(handler, variables, folder):
                 if process is not None:
                     process.end()
                 process = FunctionProcess(handler=handler, variables=variables, folder=folder)
@@ -204,7 +207,7 @@ class FunctionProcess:
 
     def __init__(self, *, handler: str, variables: Mapping[str, str], folder: Path) -> None:
         """Start it in the folder of the function's code; what it prints goes to FOLDER.log."""
-        self._started_with = (handler, dict(variables))
+        self._started_with = (handler, dict(variables), folder)
         self._log = folder.with_suffix(".log")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -216,9 +219,10 @@ class FunctionProcess:
                 env=dict(variables),
             )
 
-    def serves(self, handler: str, variables: Mapping[str, str]) -> bool:
-        """Whether it runs and was started with this handler and these variables."""
-        return self._process.poll() is None and self._started_with == (handler, dict(variables))
+    def serves(self, handler: str, variables: Mapping[str, str], folder: Path) -> bool:
+        """Whether it runs and was started with this handler, these variables and this code."""
+        started_with = (handler, dict(variables), folder)
+        return self._process.poll() is None and self._started_with == started_with
 
     def invoke(
         self, event: Mapping[str, Any], timeout_seconds: float

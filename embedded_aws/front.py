@@ -6,7 +6,6 @@ If-Match and writes in two steps, and lists dictionaries that another request ma
 """
 
 import io
-import json
 import re
 import socket
 import struct
@@ -34,7 +33,7 @@ from embedded_aws.iam.requests import asked
 from embedded_aws.iam.sessions import FUNCTION_KEY, INSTANCE_KEY, NOBODY
 from embedded_aws.limits import Limits
 from embedded_aws.mistakes import find_mistake
-from embedded_aws.moto_services import moto_services, signed_for
+from embedded_aws.moto_services import answer_error, is_in_json, moto_services, signed_for
 from embedded_aws.service_jobs import ServiceJobs
 
 
@@ -66,15 +65,14 @@ class Front:
         if refused is not None:
             return refused(environ, start_response)
         if self.jobs is not None and (own := self.jobs.answer(service, environ, body)) is not None:
-            return own(environ, start_response)
-        if service == "cloudformation":
+            response = own
+        elif service == "cloudformation":
             # Without a lock: an operation calls the other services, and some responses wait.
-            return answer_cloudformation(Request(environ), self.cloudformation)(
-                environ, start_response
-            )
-        # A group starts and ends EC2's instances.
-        with self.alone_in("ec2" if service == "autoscaling" else service):
-            response = moto_services(environ)
+            response = answer_cloudformation(Request(environ), self.cloudformation)
+        else:
+            # A group starts and ends EC2's instances.
+            with self.alone_in("ec2" if service == "autoscaling" else service):
+                response = moto_services(environ)
         if response.status_code == 404 and service == "s3" and self.access is not None:
             denied = self.access.hides(environ, body)
             response = denial(service, environ, denied) if denied else response
@@ -174,8 +172,7 @@ def refusal(service: str, environ: Mapping[str, Any], action: str, status: int) 
 
 
 def _denied(service: str, environ: Mapping[str, Any], message: str) -> Response:
-    is_json = _is_json(environ) or service in _REST_JSON
-    code = "AccessDeniedException" if is_json else "AccessDenied"
+    code = "AccessDeniedException" if is_in_json(service, environ) else "AccessDenied"
     if service == "ec2":
         code = "UnauthorizedOperation"
         message = f"You are not authorized to perform this operation. {message}"
@@ -195,35 +192,6 @@ def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Res
     code = "RequestExpired" if service == "ec2" else "SignatureDoesNotMatch"
     message = f"Signature expired: {signed} is not within 15 min. of {now.strftime(_SIGNED_AT)}"
     return answer_error(service, environ, code, message, 400 if service == "ec2" else 403)
-
-
-# Their requests may have no body, or one that is not JSON; their answers are.
-_REST_JSON = ("batch", "lambda")
-
-
-def _is_json(environ: Mapping[str, Any]) -> bool:
-    """Whether the request, and so its answer, is in JSON rather than XML."""
-    return "json" in environ.get("CONTENT_TYPE", "")
-
-
-def answer_error(
-    service: str, environ: Mapping[str, Any], code: str, message: str, status: int
-) -> Response:
-    """Return an error in the service's format."""
-    if service in _REST_JSON or (_is_json(environ) and service != "s3"):
-        content = json.dumps({"__type": code, "message": message})
-        # Errors of JSON services, including denials, have status 400.
-        status = status if status >= 500 or service in _REST_JSON else 400
-        return Response(content, status=status, content_type="application/x-amz-json-1.1")
-    message = escape(message)
-    error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
-    if service == "ec2":
-        text = f"<Response><Errors>{error}</Errors><RequestID>refused</RequestID></Response>"
-    elif service == "s3":
-        text = error
-    else:
-        text = f"<ErrorResponse>{error}<RequestId>refused</RequestId></ErrorResponse>"
-    return Response(text, status=status, content_type="text/xml")
 
 
 def answer_cloudformation(request: Request, service: object) -> Response:

@@ -3,12 +3,11 @@ contract/aws_limits.toml, and by what S3 has. CloudFormation calls the same serv
 """
 
 import base64
-import functools
 import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl
 
@@ -22,6 +21,7 @@ from moto.s3.models import s3_backends
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import NotFound
 
+from contract.service_shape import violations
 from embedded_aws.limits import Limits, Mistake
 
 # The service of a signature, where botocore has another name for it.
@@ -38,8 +38,12 @@ _INVALID = {
     "logs": "InvalidParameterException",
     "batch": "ClientException",
 }
-# Java's classes of characters, in Python's words; a pattern with another one is left out.
-_CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": " \xa0\u2000-\u200a\u3000"}
+_WORDS = {
+    "max": "have {} less than or equal to {}",
+    "min": "have {} greater than or equal to {}",
+    "enum": "satisfy enum value set: [{1}]",
+    "pattern": "satisfy regular expression pattern: {1}",
+}
 
 
 def find_mistake(
@@ -51,7 +55,7 @@ def find_mistake(
         operation, given = call
         if (refused := limits.beyond(f"{service}:{operation.name}", given)) is not None:
             return refused
-        for why in _beyond_model(operation.input_shape, given, "", service == "ec2"):
+        if why := beyond_model(operation.input_shape, given, is_ec2=service == "ec2"):
             code = _INVALID.get(service, "ValidationException")
             return code, f"1 validation error detected: {why}", 400
     if service == "s3":
@@ -90,56 +94,19 @@ def _read(
         return None
 
 
-def _beyond_model(shape: Any, value: Any, where: str, is_ec2: bool) -> Iterator[str]:
-    """Yield what the service's model does not allow, in the words of AWS's validation.
+def beyond_model(shape: Any, given: Any, *, is_ec2: bool = False) -> str:
+    """Return the first thing that the service's model does not allow, in AWS's words, or nothing.
 
     EC2 has sizes before its model names them, so that its lists of names are left out.
     """
-    if shape is None:
-        return
-    if shape.type_name == "structure":
-        for name, member in shape.members.items():
-            if isinstance(value, dict) and value.get(name) is not None:
-                at = f"{where}.{name}" if where else name[0].lower() + name[1:]
-                yield from _beyond_model(member, value[name], at, is_ec2)
-        return
-    if shape.type_name == "list":
-        for number, item in enumerate(value):
-            yield from _beyond_model(shape.member, item, f"{where}.{number + 1}.member", is_ec2)
-    elif shape.type_name == "map":
-        for key, item in value.items():
-            yield from _beyond_model(shape.key, key, where, is_ec2)
-            yield from _beyond_model(shape.value, item, f"{where}.{key}.member", is_ec2)
-    for why in _out_of_bounds(shape, value, is_ec2):
-        yield f"Value '{value}' at '{where}' failed to satisfy constraint: Member must {why}"
-
-
-def _out_of_bounds(shape: Any, value: Any, is_ec2: bool) -> Iterator[str]:
-    limits = shape.metadata
-    is_sized = isinstance(value, str | list | dict)
-    measured, what = (len(value), "length") if is_sized else (value, "value")
-    if isinstance(measured, int | float):
-        if measured > limits.get("max", measured):
-            yield f"have {what} less than or equal to {limits['max']}"
-        if measured < limits.get("min", measured):
-            yield f"have {what} greater than or equal to {limits['min']}"
-    if not isinstance(value, str):
-        return
-    if limits.get("enum") and value not in limits["enum"] and not is_ec2:
-        yield f"satisfy enum value set: [{', '.join(limits['enum'])}]"
-    pattern = _pattern(limits.get("pattern", ""))
-    if pattern is not None and not pattern.fullmatch(value):
-        yield f"satisfy regular expression pattern: {limits['pattern']}"
-
-
-@functools.cache
-def _pattern(text: str) -> re.Pattern[str] | None:
-    for java, ours in _CLASSES.items():
-        text = text.replace(java, ours)
-    try:
-        return re.compile(text) if text else None
-    except re.error:
-        return None
+    for where, rule, limit, value in violations(shape, given) if shape else ():
+        if rule in _WORDS and not (is_ec2 and rule == "enum"):
+            what = "length" if isinstance(value, str | list | dict) else "value"
+            must = _WORDS[rule].format(what, ", ".join(limit) if rule == "enum" else limit)
+            place = re.sub(r"\[(\d+)\]", lambda item: f".{int(item[1]) + 1}.member", where)
+            place = place[:1].lower() + place[1:]
+            return f"Value '{value}' at '{place}' failed to satisfy constraint: Member must {must}"
+    return ""
 
 
 # Of CRC32C and CRC64NVME Python has none.

@@ -40,8 +40,9 @@ def moto_services(environ: dict[str, Any]) -> Response:
     request = ServerRequest(environ, populate_request=False)
     method = _find(request.url_root.rstrip("/"), request.raw_path)
     if method is None:
-        return _unknown(request, f"the embedded AWS does not have the service {service}")
-    return _run(method, request)
+        what = f"the embedded AWS does not have the service {service}"
+        return answer_error(service, environ, "NotImplemented", what, 501)
+    return _run(method, request, service)
 
 
 def signed_for(environ: Mapping[str, Any]) -> tuple[str, str]:
@@ -55,27 +56,47 @@ def signed_for(environ: Mapping[str, Any]) -> tuple[str, str]:
     return "sts" if is_form else "s3", "us-east-1"
 
 
-def _run(method: Method, request: ServerRequest) -> Response:
+def _run(method: Method, request: ServerRequest, service: str) -> Response:
     try:
         status, headers, body = method(request, request.raw_url, request.headers)
     except HTTPException as error:
         status, headers, body = error.code, error.get_headers(), error.get_body()
     except NotImplementedError as error:
-        return _unknown(request, str(error))
+        return answer_error(service, request.environ, "NotImplemented", str(error), 501)
     response = Response(body, status=status, headers=headers)
     if request.method == "HEAD" and "content-length" in headers:
         response.headers["Content-Length"] = headers["content-length"]
     return response
 
 
-def _unknown(request: ServerRequest, message: str) -> Response:
-    """Return an error that every SDK can read, whatever the service's protocol."""
-    code = "NotImplemented"
-    if "json" in (request.content_type or ""):
-        return Response(json.dumps({"__type": code, "message": message}), status=501)
+# Their requests may have no body, or one that is not JSON; their answers are.
+_REST_JSON = ("batch", "lambda")
+
+
+def is_in_json(service: str, environ: Mapping[str, Any]) -> bool:
+    """Whether a request's answer is in JSON rather than XML."""
+    # An object of S3 may be JSON; what S3 says is XML.
+    is_json = service != "s3" and "json" in environ.get("CONTENT_TYPE", "")
+    return is_json or service in _REST_JSON
+
+
+def answer_error(
+    service: str, environ: Mapping[str, Any], code: str, message: str, status: int
+) -> Response:
+    """Return an error in the service's format."""
+    if is_in_json(service, environ):
+        content = json.dumps({"__type": code, "message": message})
+        # Errors of JSON services, including denials, have status 400.
+        status = status if status >= 500 or service in _REST_JSON else 400
+        return Response(content, status=status, content_type="application/x-amz-json-1.1")
     error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
-    body = f"<Response><Errors>{error}</Errors>{error}</Response>"
-    return Response(body, status=501, content_type="text/xml")
+    if service == "ec2":
+        text = f"<Response><Errors>{error}</Errors><RequestID>refused</RequestID></Response>"
+    elif service == "s3":
+        text = error
+    else:
+        text = f"<ErrorResponse>{error}<RequestId>refused</RequestId></ErrorResponse>"
+    return Response(text, status=status, content_type="text/xml")
 
 
 def _find(root: str, path: str) -> Method | None:

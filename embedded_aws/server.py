@@ -5,13 +5,13 @@ does not do.
 """
 
 import errno
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Self
+from urllib.request import getproxies_environment
 
-import boto3
-from botocore.config import Config
 from moto.core.config import default_user_config
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
@@ -34,6 +34,7 @@ from embedded_aws.images import offer_images
 from embedded_aws.job_network import QuietHandler
 from embedded_aws.limits import Limits
 from embedded_aws.service_jobs import ServiceJobs
+from embedded_aws.service_models import new_client
 
 HOST = "127.0.0.1"
 # The running account of this process, at most one: moto's state is global.
@@ -140,8 +141,12 @@ class EmbeddedAws:
         return f"http://{HOST}:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that point the CDK CLI, the aws CLI and boto3 here."""
+        """Return the variables that point the CDK CLI, the aws CLI and boto3 here, past a proxy."""
+        direct = getproxies_environment().get("no", "")
+        if direct != "*" and HOST not in direct:
+            direct = f"{direct},{HOST}".lstrip(",")
         return {
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": "embedded",
@@ -153,7 +158,7 @@ class EmbeddedAws:
 
     def exports(self) -> str:
         """Return the variables as lines of a shell script."""
-        return "".join(f"export {name}={value}\n" for name, value in self.environment().items())
+        return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in self.environment().items())
 
     def client(self, service: str, role_arn: str = "") -> Any:
         """Return a boto3 client of the root user, or of CloudFormation in a role's session.
@@ -177,14 +182,14 @@ class EmbeddedAws:
                 )
             key = self._stack_sessions[role_arn].access_key_id
             token = self._stack_sessions[role_arn].session_token
-        session = boto3.session.Session(
+        return new_client(
+            service,
+            self.endpoint,
             aws_access_key_id=key,
             aws_secret_access_key="embedded",
             aws_session_token=token,
             region_name=self.region,
         )
-        config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
-        return session.client(service, endpoint_url=self.endpoint, config=config)
 
     def update_in_place(self, types: Collection[str]) -> None:
         """Update resources of these types where AWS's documents disagree, and replace others."""

@@ -23,6 +23,8 @@ from werkzeug.wrappers import Response
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.requests import read_call
 from embedded_aws.iam.sessions import variables_of
+from embedded_aws.mistakes import beyond_model
+from embedded_aws.moto_services import answer_error
 from embedded_aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
 
 # The kinds, by Batch's word in requests, with its word in ARNs; and what each starts out with.
@@ -37,7 +39,11 @@ _DECAY_SECONDS, _LEAST_SECONDS = 600, 60.0
 
 
 class Refused(ValueError):
-    """A request that Batch or SageMaker refuses (ClientException or ValidationException)."""
+    """A request that Batch or SageMaker refuses; `code` is SageMaker's, as Batch has only one."""
+
+    def __init__(self, message: str, code: str = "ValidationException") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(kw_only=True)
@@ -267,16 +273,14 @@ class ServiceJobs:
         operation, asked = read_call(service, environ, body)
         if (act := self._operations.get(operation)) is None:
             return None
-        kind = "application/x-amz-json-1.1"
         try:
             self._validate(service, operation, asked)
             with self._lock:
-                return Response(json.dumps(act(asked)), content_type=kind)
+                content = json.dumps(act(asked))
+            return Response(content, content_type="application/x-amz-json-1.1")
         except Refused as refused:
-            code = "ClientException" if service == "batch" else "ValidationException"
-            headers = {"x-amzn-errortype": code}
-            content = json.dumps({"__type": code, "message": str(refused)})
-            return Response(content, status=400, headers=headers, content_type=kind)
+            code = "ClientException" if service == "batch" else refused.code
+            return answer_error(service, environ, code, str(refused), 400)
 
     def _validate(self, service: str, operation: str, asked: Any) -> None:
         shape = self._models[service].operation_model(operation).input_shape
@@ -287,6 +291,12 @@ class ServiceJobs:
         for name, part in needed.items() if operation == "CreateTrainingJob" else ():
             if part not in asked.get(name, {}):
                 raise Refused(f"{name} lacks {part}, which the embedded AWS requires")
+        if why := beyond_model(shape, asked):
+            raise Refused(why)
+        limits, is_spot = asked.get("StoppingCondition"), asked.get("EnableManagedSpotTraining")
+        if is_spot and limits.get("MaxWaitTimeInSeconds", 0) < limits["MaxRuntimeInSeconds"]:
+            must = "It must be present and be greater than or equal to MaxRuntimeInSeconds"
+            raise Refused(f"Invalid MaxWaitTimeInSeconds. {must}")
 
     def stop(self) -> None:
         """End every container and remove everything."""
@@ -420,6 +430,9 @@ class ServiceJobs:
             raise Refused(f"Job queue {queue['jobQueueArn']} is disabled")
         if bool(queue.get("schedulingPolicyArn")) != bool(asked.get("shareIdentifier")):
             raise Refused("shareIdentifier is for a queue with a fair-share scheduling policy")
+        # The page of SubmitServiceJob: of two such requests, the second is rejected.
+        if asked.get("clientToken") and any(each.asked == asked for each in self.jobs.values()):
+            raise Refused("A job was submitted with the same clientToken and request")
         identifier, arn = str(uuid.uuid4()), queue["jobQueueArn"]
         job = ServiceJob(
             id=identifier, arn=f"{self._here}:service-job/{identifier}", queue=arn, asked=asked
@@ -465,7 +478,8 @@ class ServiceJobs:
     def _create_training(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         training = self._new_training(asked["TrainingJobName"], asked)
         if training.name in self.trainings:
-            raise Refused("Training job names must be unique within an AWS account and region")
+            what = "Training job names must be unique within an AWS account and region"
+            raise Refused(what, "ResourceInUse")
         try:
             self._begin(training)
         except PermissionError as error:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore.exceptions import ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from embedded_aws.job_network import JobNetwork
+from embedded_aws.service_models import new_client
 
 REPOSITORY = Path(__file__).parents[1]
 # The time from SageMaker's SIGTERM to its SIGKILL.
@@ -269,7 +269,7 @@ class TrainingJob:
         found = {}
         for channel in self.request.get("InputDataConfig", ()):
             role = {name: self.environment[name.upper()] for name in named}
-            s3 = boto3.client("s3", endpoint_url=self.environment["AWS_ENDPOINT_URL"], **role)
+            s3 = new_client("s3", self.environment["AWS_ENDPOINT_URL"], **role)
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
             bucket, _, prefix = uri.removeprefix("s3://").partition("/")
             for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from contract.cleared_folder import cleared_folder
 from contract.description import describe
 from contract.errors import Exit
 from contract.grammar import argument_type, parse_positive, parse_positive_count
@@ -60,7 +61,7 @@ from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _stop(*_: object) -> None:
@@ -72,8 +73,13 @@ def _stop(*_: object) -> None:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; restore the handlers on exit."""
-    before = {number: signal.signal(number, _stop) for number in STOP_SIGNALS}
+    """Raise KeyboardInterrupt on the first of STOP_SIGNALS; restore the handlers on exit.
+
+    Under nohup, which ignores SIGHUP, the end of the terminal stays ignored.
+    """
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in STOP_SIGNALS if not (is_kept and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
     finally:
@@ -82,7 +88,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run one command; Ctrl-C and SIGTERM leave nothing running."""
+    """Run one command; Ctrl-C, SIGTERM and a closed terminal leave nothing running."""
     arguments = parse_arguments()
     started = time.monotonic()
     lock = threading.Lock()
@@ -108,7 +114,7 @@ def main() -> int:
             return Exit.STOPPED
         except (RehearsalFailed, ChildFailed, CommandFailed, OSError, ValueError) as error:
             print(shown(f"rehearsal: {error}"), file=sys.stderr)
-            return 1
+            return Exit.USER if isinstance(error, ValueError) else Exit.FAILED
 
 
 def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -281,18 +287,16 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
     with (
         EmbeddedAws(port=arguments.port, spot_usd=spot_usd) as aws,
+        cleared_folder(REPOSITORY / "out/aws-local") as folder,
         Children(
             say=lambda _: None, environment=child_environment(aws), folder=REPOSITORY
         ) as children,
     ):
         say("bootstrapping the embedded AWS ...")
-        folder = REPOSITORY / "out"
-        stacks = DeployedStacks(folder=folder / "aws-local", aws=aws, children=children)
+        stacks = DeployedStacks(folder=folder, aws=aws, children=children)
         stacks.bootstrap()
         variables = aws.exports()
-        path = folder / "aws-local.env"
-        folder.mkdir(exist_ok=True)
-        path.write_text(variables)
+        folder.with_suffix(".env").write_text(variables)
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
         say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")
@@ -305,20 +309,22 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 def _boot_machines(stacks: DeployedStacks, say: Callable[[str], None]) -> None:
     """Boot the machines of the fleet that a person deploys, and tick its Guard, until it goes."""
 
-    def found() -> tuple[str, str]:
-        for each in stacks.aws.client("cloudformation").describe_stacks()["Stacks"]:
-            for output in each.get("Outputs", ()):
-                if output["OutputKey"] == "FleetIdOutput":
-                    return str(each["StackName"]), str(output["OutputValue"])
-        return "", ""
+    def found() -> dict[str, str]:
+        return {
+            str(each["StackName"]): str(output["OutputValue"])
+            for each in stacks.aws.client("cloudformation").describe_stacks()["Stacks"]
+            for output in each.get("Outputs", ())
+            if output["OutputKey"] == "FleetIdOutput"
+        }
 
     def boot(instance: RehearsedInstance) -> BootableMachine:
         return stacks.machine(instance, machines, NOTICE_SECONDS, Quirks())
 
-    stack, identifier = found()
-    if not stack:
+    if not (fleets := found()):
         time.sleep(1.0)
         return
+    stack, identifier = next(iter(fleets.items()))
+    named = {stack}
     stacks.aws.capacity.notice_seconds = NOTICE_SECONDS
     machines = stacks.folder / "machines"
     bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
@@ -326,8 +332,12 @@ def _boot_machines(stacks: DeployedStacks, say: Callable[[str], None]) -> None:
 
     def is_gone() -> bool:
         # A deploy may replace the fleet, whose machines go on until they have saved.
-        now, fleet.id = found()
-        return now != stack
+        fleets = found()
+        fleet.id = fleets.get(stack, "")
+        if others := sorted({*fleets} - named):
+            named.update(others)
+            say(f"no machine boots for {', '.join(others)} before {stack} is destroyed")
+        return not fleet.id
 
     say(f"{stack} has the fleet {identifier}; its machines are processes below {machines}")
     try:

@@ -20,6 +20,9 @@ from contract import description
 # sixth of all.
 gc.disable()
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
+# A proxy would get the requests of a test's own clients to this machine.
+for name in ("NO_PROXY", "no_proxy"):
+    os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1,localhost".lstrip(",")
 # The tests run in several processes: each, and its children, on one thread. More would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Half of a synthesis is CDK's own validation, which examples with an app of their own leave on.

@@ -196,14 +196,6 @@ class Engine:
         except KeyError as error:
             raise CloudFormationError(f"No export named {name} found.") from error
 
-    def importers(self, name: str) -> list[str]:
-        with self.lock:
-            return sorted(
-                stack.name
-                for stack in self.stacks.values()
-                if stack.deleted is None and name in stack.imports
-            )
-
     def missing_resources(self, stack_names: list[str]) -> list[str]:
         """List the stacks' resources that do not exist in their own service."""
         return [
@@ -249,7 +241,11 @@ class Engine:
                 self._refuse_if_imported(stack, name, "updated")
 
     def _refuse_if_imported(self, stack: Stack, name: str, verb: str) -> None:
-        importers = [item for item in self.importers(name) if item != stack.name]
+        with self.lock:
+            others = [each for each in self.stacks.values() if each is not stack]
+        importers = sorted(
+            each.name for each in others if each.deleted is None and name in each.imports
+        )
         if importers:
             raise CloudFormationError(
                 f"Export {name} cannot be {verb} as it is in use by {' and '.join(importers)}"

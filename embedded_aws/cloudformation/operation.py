@@ -59,6 +59,15 @@ class Provisioner:
         if configure is not None:
             configure(self._request(after, physical=after))
 
+    def check_update(self, after: StackResource, existing: StackResource) -> None:
+        """Refuse to change in place what no handler would."""
+        type_ = self.registry[after.type]
+        has_none = type_.update is None and type_.configure is None
+        changed = schema.changed_properties(after.type, existing.properties, after.properties)
+        if fixed := [name for name, _ in changed if has_none or name in type_.fixed]:
+            names = ", ".join(fixed)
+            raise ResourceFailed(f"The embedded AWS cannot update {names} of {after.type} in place")
+
     def update(self, after: StackResource, existing: StackResource) -> None:
         """Update a resource in place."""
         type_ = self.registry[after.type]
@@ -69,12 +78,6 @@ class Provisioner:
             after.physical_id, after.attributes = made.id, made.attributes
         elif type_.configure is not None:
             type_.configure(request)
-        else:
-            changed = schema.changed_properties(after.type, existing.properties, after.properties)
-            raise ResourceFailed(
-                f"The embedded AWS cannot update {', '.join(name for name, _ in changed)} of "
-                f"{after.type} in place"
-            )
 
     def delete(self, resource: StackResource) -> bool:
         """Delete a resource; one that no longer exists counts as deleted."""
@@ -257,10 +260,11 @@ class StackOperation:
             ) from error
 
     def _provision(self, after: StackResource, existing: StackResource | None) -> None:
-        if existing is not None and not schema.replaces(
+        if existing is not None and not schema.replacing_paths(
             after.type, existing.properties, after.properties
         ):
             self.provisioner.record(after, "UPDATE_IN_PROGRESS")
+            self.provisioner.check_update(after, existing)
             self.undo.append((existing, after))
             self.provisioner.update(after, existing)
             self.provisioner.record(after, "UPDATE_COMPLETE")

@@ -13,7 +13,7 @@ from embedded_aws.cloudformation.errors import CloudFormationError, format_error
 from embedded_aws.cloudformation.intrinsics import Expressions, Unknown, has_unknown
 from embedded_aws.cloudformation.records import Stack, StackPlan, StackResource
 from embedded_aws.cloudformation.resource import Registry
-from embedded_aws.cloudformation.template import Template, references
+from embedded_aws.cloudformation.template import Template, references, unresolved
 
 Import = Callable[[str], str]
 
@@ -133,20 +133,23 @@ def predict(
 ) -> Prediction:
     """Predict what carrying out the plan would change, and find invalid properties."""
     moving: dict[str, str] = {}  # logical id -> Add, Replace or Modify, as the loop finds them
+    order, block = list[str](), "Resources"
+
+    def existing(name: str) -> StackResource | None:
+        """Return a resource that stays, None for a new one; refuse one whose condition is false."""
+        if name not in order:
+            raise unresolved([name], block)
+        return None if moving.get(name) in ("Add", "Replace") else stack.resources[name]
 
     def reference(name: str) -> str:
-        existing = stack.resources.get(name)
-        if existing is None or moving.get(name) in ("Add", "Replace"):
-            return Unknown(f"{{{{{name}}}}}")
-        return existing.physical_id
+        found = existing(name)
+        return found.physical_id if found else Unknown(f"{{{{{name}}}}}")
 
     def attribute(name: str, key: str) -> Any:
-        existing = stack.resources.get(name)
-        changed = moving.get(name) == "Modify" and key in registry[existing.type].volatile \
-            if existing else True  # fmt: skip
-        if existing is None or changed or moving.get(name) in ("Add", "Replace"):
+        found = existing(name)
+        if not found or (moving.get(name) == "Modify" and key in registry[found.type].volatile):
             return Unknown(f"{{{{{name}.{key}}}}}")
-        return attribute_of(existing, key)
+        return attribute_of(found, key)
 
     expressions = expressions_for(
         account, stack, plan, imported, reference=reference, attribute=attribute
@@ -163,6 +166,7 @@ def predict(
         if change:
             changes.append(change)
             moving[name] = _movement(change)
+    block = "Outputs"
     expressions.value(outputs_of(plan.template, expressions))
     changes += [_removal(item) for name, item in stack.resources.items() if name not in order]
     return Prediction(changes=changes, problems=problems)

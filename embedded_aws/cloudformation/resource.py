@@ -73,8 +73,8 @@ class ResourceType:
     """Functions that create, update, delete and find one resource type through its service's API.
 
     `configure` runs after `create` (if it fails, the id to delete is known) and doubles as the
-    update if there is no `update`; without either, an update in place is refused. `volatile` names
-    the attributes that an update may change.
+    update if there is no `update`; without either, an update in place is refused, and so is one of
+    the properties in `fixed`. `volatile` names the attributes that an update may change.
     """
 
     create: Callable[[HandlerRequest], Provisioned]
@@ -82,6 +82,7 @@ class ResourceType:
     exists: Callable[[HandlerRequest], bool]
     configure: Callable[[HandlerRequest], None] | None = None
     update: Callable[[HandlerRequest], Provisioned] | None = None
+    fixed: frozenset[str] = frozenset()
     volatile: frozenset[str] = frozenset()
 
 

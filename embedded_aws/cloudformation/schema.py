@@ -85,11 +85,6 @@ def problems(resource_type: str, properties: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def replaces(resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a change from old to new properties replaces the resource."""
-    return bool(replacing_paths(resource_type, old, new))
-
-
 def replacing_paths(
     resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> list[tuple[str, ...]]:

@@ -230,11 +230,11 @@ class CloudFormation:
         }
 
     def describe_stack_resource(self, request: Request) -> Response:
-        stack = self.engine.find(request["StackName"])
-        name = request["LogicalResourceId"]
-        if name not in stack.resources:
-            raise CloudFormationError(f"Resource {name} does not exist for stack {stack.name}")
-        return {"StackResourceDetail": described_resource(stack, stack.resources[name])}
+        found = self.describe_stack_resources(request)["StackResources"]
+        if not found:
+            name, stack = request["LogicalResourceId"], self.engine.find(request["StackName"]).name
+            raise CloudFormationError(f"Resource {name} does not exist for stack {stack}")
+        return {"StackResourceDetail": found[0]}
 
     def describe_stack_resources(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
@@ -248,9 +248,7 @@ class CloudFormation:
         }
 
     def list_stack_resources(self, request: Request) -> Response:
-        stack = self.engine.find(request["StackName"])
-        resources = list(stack.resources.values())
-        return {"StackResourceSummaries": [described_resource(stack, item) for item in resources]}
+        return {"StackResourceSummaries": self.describe_stack_resources(request)["StackResources"]}
 
     def list_exports(self, _request: Request) -> Response:
         return {
@@ -259,14 +257,6 @@ class CloudFormation:
                 for name, (value, stack) in self.engine.exports().items()
             ]
         }
-
-    def list_imports(self, request: Request) -> Response:
-        importers = self.engine.importers(request["ExportName"])
-        if not importers:
-            raise CloudFormationError(
-                f"Export '{request['ExportName']}' is not imported by any stack."
-            )
-        return {"Imports": importers}
 
     # Drift: what is gone; changed properties are not read back.
 
@@ -289,17 +279,12 @@ class CloudFormation:
         stack = self.engine.find(request["StackName"])
         wanted = request.get("StackResourceDriftStatusFilters") or ["IN_SYNC", "DELETED"]
         found = [
-            {
-                **described_resource(stack, item),
-                "StackResourceDriftStatus": "IN_SYNC" if is_there else "DELETED",
-            }
+            described_resource(stack, item)
+            | {"StackResourceDriftStatus": "IN_SYNC" if is_there else "DELETED"}
             for item, is_there in self.engine.look_at(stack)
         ]
-        return {
-            "StackResourceDrifts": [
-                each for each in found if each["StackResourceDriftStatus"] in wanted
-            ]
-        }
+        drifts = [each for each in found if each["StackResourceDriftStatus"] in wanted]
+        return {"StackResourceDrifts": drifts}
 
     def get_template(self, request: Request) -> Response:
         if request.get("ChangeSetName"):

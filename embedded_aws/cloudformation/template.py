@@ -5,7 +5,7 @@ Refuses, in CloudFormation's words, errors that do not depend on resource proper
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -133,18 +133,29 @@ def _check_resource(name: str, resource: Any) -> None:
         raise CloudFormationError(f"Invalid template resource property '{unknown[0]}'")
 
 
+def unresolved(names: Sequence[str], block: str) -> CloudFormationError:
+    """Return the refusal of references to resources that the template, or a condition, lacks."""
+    listed = ", ".join(names)
+    return format_error(
+        f"Unresolved resource dependencies [{listed}] in the {block} block of the template"
+    )
+
+
 def _check_references(template: Template) -> None:
-    known = {*template.resources, *template.section("Parameters"), *PSEUDO}
+    known = {*template.section("Parameters"), *PSEUDO}
+    if wrong := {name for name, _ in references(template.section("Conditions"))} - known:
+        raise format_error(
+            f"Unresolved dependencies [{', '.join(sorted(wrong))}]. Cannot reference resources in "
+            "the Conditions block of the template"
+        )
+    known |= {*template.resources}
     needs = {name: dependencies(resource) for name, resource in template.resources.items()}
     for section in ("Resources", "Outputs"):
         named = {name for name, _ in references(template.section(section))}
         if section == "Resources":
             named = named.union(*needs.values())
         if missing := sorted(named - known):
-            raise format_error(
-                f"Unresolved resource dependencies [{', '.join(missing)}] "
-                f"in the {section} block of the template"
-            )
+            raise unresolved(missing, section)
     graph = {name: each & set(template.resources) for name, each in needs.items()}
     try:
         TopologicalSorter(graph).prepare()

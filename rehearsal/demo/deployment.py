@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -209,6 +210,9 @@ def embedded_stacks(
         enter_namespaces()
     with ExitStack() as stack:
         stack.enter_context(cleared_folder(folder))
+        # moto keeps S3's large objects in files without names there.
+        stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+        tempfile.tempdir = str(folder)
         aws = stack.enter_context(EmbeddedAws(spot_usd=spot_usd))
         environment = child_environment(aws)
         children = stack.enter_context(

@@ -160,7 +160,9 @@ class DrillSeries:
         return {**CONTEXT, **own, **self.drills[index].parameters}
 
     def _folder(self, index: int) -> Path:
-        folder = self.stacks.folder / self.drills[index].name.replace(" ", "-")
+        names = [each.name.replace(" ", "-") for each in self.drills[: index + 1]]
+        again = names.count(names[-1])
+        folder = self.stacks.folder / (names[-1] if again == 1 else f"{names[-1]}-{again}")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

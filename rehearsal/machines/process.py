@@ -28,6 +28,7 @@ from rehearsal.machines.quirks import (
     lend_environment,
     lend_folder,
 )
+from rehearsal.machines.services import NOTIFY, SOCKETS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +157,8 @@ class ProcessMachine(RehearsedMachine):
             self._init.kill()
             self._init.wait()
         count += kill_processes(self._init.pid)
+        for left in SOCKETS.glob(f"{NOTIFY}{self._init.pid}-*"):
+            shutil.rmtree(left, ignore_errors=True)
         self._release()
         return count
 

@@ -204,6 +204,11 @@ def stop_order(units: Sequence[Unit]) -> list[Unit]:
 CLEAN_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE}
 
 
+# Outside the machine's root: a Unix socket's address is limited to about 100 bytes. The folder's
+# name has the pid of the machine's init, so that whoever kills that can remove it.
+SOCKETS, NOTIFY = Path("/tmp"), "notify-"
+
+
 class ServiceError(RuntimeError):
     """A request that systemd would refuse, in its words."""
 
@@ -220,8 +225,7 @@ class Pings:
 
     def __enter__(self) -> "Pings":
         if math.isfinite(self._seconds):
-            # Outside the machine's root: a Unix socket's address is limited to about 100 bytes.
-            self._folder = Path(tempfile.mkdtemp(prefix="notify-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{NOTIFY}{os.getpid()}-", dir=SOCKETS))
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.bind(str(self._folder / "socket"))
             self._socket.setblocking(False)

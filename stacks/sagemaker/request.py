@@ -15,6 +15,7 @@ from botocore.model import Shape
 
 from contract.aws_errors import settings_checked
 from contract.metrics import METRIC_DEFINITIONS
+from contract.service_shape import violations
 from contract.trainer_options import RANKS
 from sizing import catalogue
 
@@ -164,7 +165,8 @@ def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:
 
 def refused_by_model(service: str, operation: str, request: Mapping[str, Any]) -> Iterator[str]:
     """Yield what botocore's model of a service objects to in a request."""
-    return _refused(_input_shape(service, operation), request, "")
+    for where, rule, limit, value in violations(_input_shape(service, operation), request):
+        yield _in_words(where, rule, limit, value)
 
 
 @cache
@@ -176,43 +178,21 @@ def _input_shape(service: str, operation: str) -> Shape:
     return shape
 
 
-def _refused(shape: Any, value: Any, where: str) -> Iterator[str]:
-    """Yield every place where a value does not have the service model's shape."""
-    yield from _out_of_bounds(shape, value, where)
-    if shape.type_name == "structure":
-        for name in sorted(set(shape.required_members) - set(value)):
-            yield f"{where}.{name} is missing".removeprefix(".")
-        for name, member in value.items():
-            yield from _refused(shape.members[name], member, f"{where}.{name}".removeprefix("."))
-    elif shape.type_name == "list":
-        for number, entry in enumerate(value):
-            yield from _refused(shape.member, entry, f"{where}[{number}]")
-    elif shape.type_name == "map":
-        for name, entry in value.items():
-            yield from _refused(shape.key, name, f"{where}: the name {name[:40]!r}")
-            yield from _refused(shape.value, entry, f"{where}.{name}")
+def _in_words(where: str, rule: str, limit: Any, value: Any) -> str:
+    """Say one thing that the service's model does not allow."""
+    if rule == "missing":
+        return f"{where} is missing"
+    if rule == "enum":
+        return f"{where} is {value!r}, which SageMaker does not know{_near(value, limit)}"
+    if rule == "pattern":
+        return f"{where} is {value!r}, which does not match {limit}"
+    size = value if isinstance(value, int | float) else len(value)
+    what = "" if size is value else "the length of "
+    allowed = f"at most {limit} is allowed" if rule == "max" else f"at least {limit} is needed"
+    return f"{what}{where} is {size}, and {allowed}"
 
 
-def _out_of_bounds(shape: Any, value: Any, where: str) -> Iterator[str]:
-    """Yield lengths, numbers and texts outside the service model's limits."""
-    limits = shape.metadata
-    if isinstance(value, str | list) or shape.type_name == "map":
-        size, what = len(value), "the length of "
-    else:
-        size, what = value, ""
-    if isinstance(size, int) and size > limits.get("max", size):
-        yield f"{what}{where} is {size}, and at most {limits['max']} is allowed"
-    if isinstance(size, int) and size < limits.get("min", size):
-        yield f"{what}{where} is {size}, and at least {limits['min']} is needed"
-    if not isinstance(value, str):
-        return
-    if limits.get("enum") and value not in limits["enum"]:
-        yield f"{where} is {value!r}, which SageMaker does not know{_near(value, limits)}"
-    elif not re.fullmatch(limits.get("pattern", ".*"), value, re.DOTALL):
-        yield f"{where} is {value!r}, which does not match {limits['pattern']}"
-
-
-def _near(value: str, limits: Mapping[str, Any]) -> str:
+def _near(value: str, names: Sequence[str]) -> str:
     family = value.rpartition(".")[0] or value
-    known = [name for name in limits["enum"] if f".{name}".rpartition(".")[0].endswith(family)]
+    known = [name for name in names if f".{name}".rpartition(".")[0].endswith(family)]
     return f"; of that family it knows {', '.join(known)}" if known else ""

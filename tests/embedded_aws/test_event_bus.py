@@ -2,10 +2,12 @@
 
 import io
 import json
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from embedded_aws import EmbeddedAws
 from embedded_aws.event_bus import EventBus, FunctionProcess
@@ -49,8 +51,10 @@ def test_one_process_answers_one_event_after_another_and_an_error_does_not_end_i
         answer, _ = process.invoke({"number": 4, "by": 1}, 10)
         assert answer is not None
         assert answer["count"] == 3
-        assert process.serves("index.handler", {"STAGE": "test"})
-        assert not process.serves("index.handler", {"STAGE": "another"})
+        folder = tmp_path / "guard"
+        assert process.serves("index.handler", {"STAGE": "test"}, folder)
+        assert not process.serves("index.handler", {"STAGE": "another"}, folder)
+        assert not process.serves("index.handler", {"STAGE": "test"}, tmp_path / "deployed-later")
     lines = (tmp_path / "guard.log").read_text().splitlines()
     assert lines.count("a line for the log") == 3
     assert "Traceback (most recent call last):" in lines
@@ -59,7 +63,7 @@ def test_one_process_answers_one_event_after_another_and_an_error_does_not_end_i
 def test_a_timeout_ends_it(tmp_path: Path) -> None:
     with function(tmp_path, CODE) as process:
         assert process.invoke({"sleeps": True}, 1) == (None, "Task timed out after 1 seconds")
-        assert not process.serves("index.handler", {"STAGE": "test"})
+        assert not process.serves("index.handler", {"STAGE": "test"}, tmp_path / "guard")
 
 
 def test_code_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
@@ -68,41 +72,75 @@ def test_code_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
         assert answer is None
         assert error is not None
         assert error.endswith("No module named 'nothing_of_the_kind'")
-        assert not process.serves("index.handler", {"STAGE": "test"})
+        assert not process.serves("index.handler", {"STAGE": "test"}, tmp_path / "guard")
+
+
+def packed(code: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("index.py", code)
+    return content.getvalue()
+
+
+def deployed(aws: EmbeddedAws, name: str, code: str, **target: str) -> None:
+    """A function, and a rule of its name that calls it for events of a source of its name."""
+    service = {"Service": "lambda.amazonaws.com"}
+    allowed = {"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"}
+    trust = {"Version": "2012-10-17", "Statement": [allowed]}
+    role = aws.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust))
+    function = aws.client("lambda").create_function(
+        FunctionName=name, Runtime="python3.13", Handler="index.handler", Timeout=10,
+        Role=role["Role"]["Arn"], Code={"ZipFile": packed(code)},
+    )  # fmt: skip
+    aws.client("lambda").add_permission(
+        FunctionName=name, StatementId="rules", Action="lambda:InvokeFunction",
+        Principal="events.amazonaws.com",
+    )  # fmt: skip
+    pattern = json.dumps({"source": [name]})
+    aws.client("events").put_rule(Name=name, EventPattern=pattern, State="ENABLED")
+    targets: Any = [{"Id": "1", "Arn": function["FunctionArn"], **target}]
+    aws.client("events").put_targets(Rule=name, Targets=targets)
 
 
 def test_an_event_that_fails_is_tried_again_as_lambda_does(
     aws: EmbeddedAws, tmp_path: Path
 ) -> None:
     code = "calls = 0\ndef handler(event, context):\n    global calls\n    calls += 1\n"
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("index.py", code + "    return 6 / (calls - event['detail']['fails'] - 1)")
-    service = {"Service": "lambda.amazonaws.com"}
-    allowed = {"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"}
-    trust = {"Version": "2012-10-17", "Statement": [allowed]}
-    role = aws.client("iam").create_role(RoleName="r", AssumeRolePolicyDocument=json.dumps(trust))
-    function = aws.client("lambda").create_function(
-        FunctionName="busy", Runtime="python3.13", Handler="index.handler", Timeout=10,
-        Role=role["Role"]["Arn"], Code={"ZipFile": packed.getvalue()},
-    )  # fmt: skip
-    aws.client("lambda").add_permission(
-        FunctionName="busy", StatementId="rules", Action="lambda:InvokeFunction",
-        Principal="events.amazonaws.com",
-    )  # fmt: skip
-    pattern = json.dumps({"source": ["test"]})
-    aws.client("events").put_rule(Name="all", EventPattern=pattern, State="ENABLED")
-    targets = [{"Id": "1", "Arn": function["FunctionArn"]}]
-    aws.client("events").put_targets(Rule="all", Targets=targets)
+    deployed(aws, "busy", code + "    return 6 / (calls - event['detail']['fails'] - 1)")
     bus = EventBus(aws=aws, code_folder=tmp_path)
     for fails in (0, 0, "always"):
-        bus.publish("test", "Test", {"fails": fails})
+        bus.publish("busy", "Test", {"fails": fails})
     bus.close()
     first, second, third = bus.invocations
     assert (first.tries, first.error) == (2, None)
     assert (second.tries, second.answer) == (1, 3.0)
     assert (third.tries, third.answer) == (EventBus.TRIES, None)
     assert third.error == "TypeError: unsupported operand type(s) for -: 'int' and 'str'"
+
+
+def test_the_code_of_a_later_deploy_serves_the_events_after_it(
+    aws: EmbeddedAws, tmp_path: Path
+) -> None:
+    deployed(aws, "changing", "def handler(event, context):\n    return 'old'")
+    bus = EventBus(aws=aws, code_folder=tmp_path)
+    bus.publish("changing", "Test", {})
+    while not bus.is_idle:
+        time.sleep(0.05)
+    code = packed("def handler(event, context):\n    return 'new'")
+    aws.client("lambda").update_function_code(FunctionName="changing", ZipFile=code)
+    bus.publish("changing", "Test", {})
+    bus.close()
+    assert [each.answer for each in bus.invocations] == ["old", "new"]
+
+
+def test_a_target_s_input_replaces_the_event(aws: EmbeddedAws, tmp_path: Path) -> None:
+    code = "def handler(event, context):\n    return event"
+    deployed(aws, "given", code, Input='{"only": "this"}')
+    bus = EventBus(aws=aws, code_folder=tmp_path)
+    bus.publish("given", "Test", {})
+    bus.close()
+    (told,) = bus.invocations
+    assert told.answer == {"only": "this"}
 
 
 def test_every_rule_of_many_stacks_is_heard(aws: EmbeddedAws, tmp_path: Path) -> None:

@@ -36,12 +36,36 @@ def test_a_command_starts_it_alone_prints_its_variables_and_ends_at_ctrl_c() -> 
     command = [sys.executable, "-m", "embedded_aws", "--port", "0", "--region", "eu-west-1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(7)]
+        said = [process.stdout.readline() for _ in range(9)]
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     names = dict(line.removeprefix("export ").strip().split("=", 1) for line in said)
     assert names["AWS_REGION"] == "eu-west-1"
     assert names["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
+
+
+def test_neither_a_proxy_nor_a_profile_of_the_user_is_in_the_way() -> None:
+    proxy, none = "http://127.0.0.1:9", "localhost, example.com"
+    own = {"HTTP_PROXY": proxy, "http_proxy": proxy, "NO_PROXY": none, "no_proxy": none}
+    command = [sys.executable, "-m", "embedded_aws", "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **own, "AWS_PROFILE": "none"}
+    ) as process:
+        assert process.stdout is not None
+        said = "".join(process.stdout.readline() for _ in range(9))
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+    shell = ["sh", "-ec", f'{said}echo "$NO_PROXY|$no_proxy"']
+    done = subprocess.run(shell, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == f"{none},127.0.0.1|{none},127.0.0.1\n"
+
+
+def test_a_proxy_that_the_user_leaves_out_everywhere_stays_out(
+    aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "*")
+    assert aws.environment()["NO_PROXY"] == "*"
 
 
 def test_templates_and_schemas_are_read_without_moto() -> None:

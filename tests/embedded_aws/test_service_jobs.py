@@ -10,10 +10,10 @@ from typing import Any
 
 import botocore.session
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ConnectionClosedError
 from botocore.validate import ParamValidator
 
-from embedded_aws import EmbeddedAws, job_network, training_jobs
+from embedded_aws import EmbeddedAws, Fault, job_network, training_jobs
 from embedded_aws.service_jobs import ServiceJob
 from embedded_aws.training_jobs import TrainingJob
 
@@ -115,7 +115,7 @@ def _payload(role: str, instances: int = 1) -> str:
             "HyperParameters": {"epochs": "0"},
             "OutputDataConfig": {"S3OutputPath": "s3://runs/sweeps/x/sagemaker"},
             "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": instances},
-            "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200},
             "EnableManagedSpotTraining": True,
         }
     )
@@ -233,6 +233,14 @@ def test_fails_to_submit_what_is_no_training_job_and_goes_on(
         ("{", "serviceRequestPayload is not JSON"),
         ("{}", "Missing required parameter"),
         (json.dumps(lacking), "ResourceConfig lacks InstanceCount"),
+        (
+            json.dumps({**whole, "RoleArn": "the role of the jobs"}),
+            "'roleArn' failed to satisfy constraint",
+        ),
+        (
+            json.dumps({**whole, "StoppingCondition": {"MaxRuntimeInSeconds": 3600}}),
+            "Invalid MaxWaitTimeInSeconds",
+        ),
     ]:
         with pytest.raises(ClientError, match=said):
             submit("none", text=payload)
@@ -357,8 +365,11 @@ def test_a_training_job_of_its_own_starts_stops_and_keeps_its_name(
 
 @pytest.mark.usefixtures("_instant")
 def test_a_channel_s_files_lie_in_every_host_if_the_role_may_read_them(
-    aws: EmbeddedAws, role: str
+    aws: EmbeddedAws, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Neither is asked, as the files are here.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_PROFILE", "none")
     sagemaker, s3 = aws.client("sagemaker"), aws.client("s3")
     s3.create_bucket(Bucket="own-files")
     s3.put_object(Bucket="own-files", Key="birds/train/crow/")
@@ -386,6 +397,38 @@ def test_a_channel_s_files_lie_in_every_host_if_the_role_may_read_them(
         assert (each / "data/train/crow/1.txt").read_text() == "caw"
         named = json.loads((each / "config/inputdataconfig.json").read_text())
         assert named == {"train": {"TrainingInputMode": "File"}}
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_job_whose_answer_is_lost_exists_and_its_name_is_taken(
+    aws: EmbeddedAws, role: str
+) -> None:
+    sagemaker, asked = aws.client("sagemaker"), json.loads(_payload(role))
+    asked["TrainingJobName"] = "lost-answer"
+    lost = Fault(action="sagemaker:CreateTrainingJob", loses_answer=True, of="submitters")
+    aws.faults.begin([lost])
+    with pytest.raises(ConnectionClosedError):
+        sagemaker.create_training_job(**asked)
+    aws.faults.end()
+    assert sagemaker.describe_training_job(TrainingJobName="lost-answer")
+    with pytest.raises(ClientError, match=r"\(ResourceInUse\)"):
+        sagemaker.create_training_job(**asked)
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_request_that_is_sent_again_after_a_lost_answer_queues_one_job(
+    aws: EmbeddedAws, queue: str, role: str
+) -> None:
+    num_before, payload = len(aws.service_jobs.jobs), _payload(role)
+    lost = Fault(action="batch:SubmitServiceJob", loses_answer=True, of="submitters")
+    aws.faults.begin([lost])
+    with pytest.raises(ConnectionClosedError):  # the client itself sends it again
+        _submitted(aws, queue, "once", payload, clientToken="1")
+    aws.faults.end()
+    with pytest.raises(ClientError, match=r"\(ClientException\).*clientToken"):
+        _submitted(aws, queue, "once", payload, clientToken="1")
+    _submitted(aws, queue, "other", payload, clientToken="1")
+    assert len(aws.service_jobs.jobs) == num_before + 2
 
 
 def test_fails_as_batch_does(aws: EmbeddedAws, queue: str, submit: Callable[..., str]) -> None:

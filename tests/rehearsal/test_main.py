@@ -5,13 +5,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from contract.cleared_folder import cleared_folder
 from embedded_aws import EmbeddedAws
 from rehearsal import rehearsal_command as commands
 from rehearsal.demo import deployment
+from rehearsal.demo.fleet import RehearsalFailed
 from rehearsal.rehearsal_command import STOP_SIGNALS, main, parse_arguments
 
 
@@ -19,7 +25,7 @@ def handlers() -> dict[signal.Signals, Any]:
     return {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,6 +42,23 @@ def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
     assert main() == 130
     assert "has been stopped" in capsys.readouterr().err
     assert handlers() == before, "a later SIGTERM would be swallowed"
+
+
+def test_what_is_started_with_nohup_goes_on_when_the_terminal_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def closed(*_: object) -> int:
+        signal.raise_signal(signal.SIGHUP)
+        return 0
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(commands, "show_alarms", closed)
+        monkeypatch.setattr(sys, "argv", ["rehearsal", "alarms"])
+        assert main() == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_ctrl_c_while_it_is_imported_is_one_line() -> None:
@@ -55,7 +78,7 @@ def test_fails_when_the_port_is_in_use(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
-        assert main() == 1
+        assert main() == 2
     assert f"port {port} is in use by another program; choose another with --port, or" in (
         capsys.readouterr().err
     )
@@ -123,7 +146,7 @@ def test_fails_before_anything_is_deployed(
 ) -> None:
     monkeypatch.setattr(deployment, "EmbeddedAws", None)
     monkeypatch.setattr(sys, "argv", ["rehearsal", *arguments])
-    assert main() == 1
+    assert main() == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert sentence in said
 
@@ -136,3 +159,63 @@ def test_no_aws_setting_of_the_person_reaches_the_children(
     assert "AWS_PROFILE" not in environment
     assert environment["AWS_ACCESS_KEY_ID"] == "embedded"
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE", "runs beside each other share the cores"
+
+
+def test_what_s3_keeps_of_large_objects_is_in_the_folder_of_the_rehearsal(tmp_path: Path) -> None:
+    before = tempfile.gettempdir()
+    with deployment.embedded_stacks(tmp_path / "out", is_nspawn=False, say=print):
+        assert tempfile.gettempdir() == str(tmp_path / "out")
+    assert tempfile.gettempdir() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError("typed"), 2), (RehearsalFailed("stuck"), 1), (OSError(), 1)]
+)
+def test_what_was_typed_wrong_is_told_from_what_failed(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(commands, "show_alarms", fail)
+    monkeypatch.setattr(sys, "argv", ["rehearsal", "alarms"])
+    assert main() == status
+
+
+def test_fails_to_start_a_second_embedded_aws_for_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", "0"])
+    with cleared_folder(tmp_path / "out/aws-local"):
+        assert main() == 2
+    assert "another command is writing to" in capsys.readouterr().err
+    assert not (tmp_path / "out/aws-local.env").exists()
+
+
+def test_stacks_without_machines_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed, said = ["First"], list[str]()
+
+    def describe_stacks() -> dict[str, Any]:
+        output = {"OutputKey": "FleetIdOutput", "OutputValue": "sfr-1"}
+        return {"Stacks": [{"StackName": name, "Outputs": [output]} for name in deployed]}
+
+    class OneFleet:
+        def __init__(self, **given: Any) -> None:
+            self.id, self.close = given["id"], lambda: None
+
+        def follow(self, is_gone: Callable[[], bool], **_: Any) -> None:
+            deployed.append("Second")
+            assert (is_gone(), is_gone(), self.id) == (False, False, "sfr-1")
+            deployed.remove("First")
+            assert is_gone()
+
+    client = SimpleNamespace(describe_stacks=describe_stacks)
+    aws = SimpleNamespace(client=lambda _: client, capacity=SimpleNamespace())
+    monkeypatch.setattr(commands, "Fleet", OneFleet)
+    monkeypatch.setattr(commands, "EventBus", lambda **_: SimpleNamespace(close=lambda: None))
+    commands._boot_machines(SimpleNamespace(aws=aws, folder=tmp_path), said.append)  # type: ignore[arg-type]
+    assert said[0].startswith("First has the fleet sfr-1")
+    assert said[1:] == ["no machine boots for Second before First is destroyed"]

@@ -2,11 +2,12 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 from embedded_aws.cloudformation.errors import ResourceFailed
 from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
-from embedded_aws.cloudformation.resources.calls import call, deletes, finds, look_up
+from embedded_aws.cloudformation.resources.calls import call, deletes, finds, look_up, retag
 
 MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
               "ExcessCapacityTerminationPolicy")  # fmt: skip
@@ -29,6 +30,12 @@ def _update_template(request: HandlerRequest) -> Provisioned:
         ec2.create_launch_template_version(
             LaunchTemplateId=name, **request.pick("LaunchTemplateData", "VersionDescription")
         )
+    new, old = (
+        {"Tags": [tag for each in of.get("TagSpecifications", []) for tag in each["Tags"]]}
+        for of in (request.properties, request.old)
+    )
+    tagged = replace(request, properties=new, old=old)
+    retag(tagged, "ec2", "create_tags", "delete_tags", Resources=[name])
     return _template(ec2.describe_launch_templates(LaunchTemplateIds=[name])["LaunchTemplates"][0])
 
 

@@ -25,6 +25,11 @@ def _configure_role(request: HandlerRequest) -> None:
             MaxSessionDuration=request.get("MaxSessionDuration", 3600),
         )
         retag(request, "iam", "tag_role", "untag_role", RoleName=role)
+        if boundary := request.get("PermissionsBoundary"):
+            which = {"RoleName": role, "PermissionsBoundary": boundary}
+            request.client("iam").put_role_permissions_boundary(**which)
+        elif request.changed("PermissionsBoundary"):
+            request.client("iam").delete_role_permissions_boundary(RoleName=role)
     _set_role_policies(request)
 
 
@@ -130,6 +135,8 @@ def _configure_key(request: HandlerRequest) -> None:
         call(request, "kms", "put_key_policy", KeyId=key, PolicyName="default", Policy=policy)
     if request.old and "Description" in request.properties:
         call(request, "kms", "update_key_description", KeyId=key)
+    if request.get("Enabled", True) != request.old.get("Enabled", True):
+        (kms.enable_key if request.get("Enabled", True) else kms.disable_key)(KeyId=key)
 
 
 TYPES: Registry = {

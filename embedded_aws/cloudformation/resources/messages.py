@@ -5,6 +5,7 @@ import json
 import zipfile
 from typing import Any
 
+from embedded_aws.cloudformation.errors import ResourceFailed
 from embedded_aws.cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
 from embedded_aws.cloudformation.resources.calls import (
     call,
@@ -15,6 +16,8 @@ from embedded_aws.cloudformation.resources.calls import (
     retag,
 )
 
+# What the rehearsal's event bus would not honour.
+_NOT_DELIVERED = ("InputPath", "InputTransformer")
 _TOPIC = ("DisplayName", "KmsMasterKeyId", "SignatureVersion", "TracingConfig")
 _SUBSCRIPTION = ("FilterPolicy", "DeliveryPolicy", "RedrivePolicy", "RawMessageDelivery")
 
@@ -43,6 +46,9 @@ def _set_targets(request: HandlerRequest) -> None:
     gone = [target["Id"] for target in request.old.get("Targets", []) if target["Id"] not in ids]
     if gone:
         call(request, "events", "remove_targets", Rule=request.physical_id, Ids=gone)
+    others = {key for each in request.get("Targets", []) for key in each if key in _NOT_DELIVERED}
+    if others:
+        raise ResourceFailed(f"The embedded AWS cannot set {', '.join(sorted(others))} of a target")
     if ids:
         answer = call(request, "events", "put_targets", Rule=request.physical_id)
         assert not answer["FailedEntryCount"], answer

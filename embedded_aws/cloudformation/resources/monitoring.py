@@ -36,6 +36,7 @@ TYPES: Registry = {
             "logs", "create_log_group", name="LogGroupName", longest=512, arn="log-group:{}:*"
         ),
         configure=_configure_group,
+        fixed=frozenset({"KmsKeyId", "LogGroupClass"}),
         delete=deletes("logs", "delete_log_group", by="logGroupName"),
         exists=finds(
             "logs",

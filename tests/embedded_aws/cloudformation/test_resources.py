@@ -18,7 +18,11 @@ from tests.embedded_aws.cloudformation.resource_cases import (
     CASES,
     FUNCTION,
     ROLE,
+    TOPIC,
     changed,
+    group,
+    of,
+    ref,
     template,
 )
 
@@ -194,3 +198,62 @@ def test_the_code_of_a_function_is_fetched_from_s3(stacks: Any) -> None:
         stacks.physical("coded", "It")
     )
     assert function.code_bytes == packed.getvalue()
+
+
+def test_a_boundary_of_a_role_is_added_and_removed(stacks: Any) -> None:
+    arn, iam = "arn:aws:iam::aws:policy/ReadOnlyAccess", stacks.aws.client("iam")
+    stacks.create("bound", {"Role": ROLE})
+    name = stacks.physical("bound", "Role")
+    for role in (changed(ROLE, PermissionsBoundary=arn), ROLE):
+        stacks.update("bound", {"Role": role})
+        found = iam.get_role(RoleName=name)["Role"].get("PermissionsBoundary", {})
+        wanted = role["Properties"].get("PermissionsBoundary")
+        assert found.get("PermissionsBoundaryArn") == wanted
+
+
+def test_a_key_is_disabled_and_enabled(stacks: Any) -> None:
+    kms, key = stacks.aws.client("kms"), of("KMS::Key")
+    stacks.create("key", {"Key": changed(key, Enabled=False)})
+    name = stacks.physical("key", "Key")
+    assert kms.describe_key(KeyId=name)["KeyMetadata"]["KeyState"] == "Disabled"
+    stacks.update("key", {"Key": key})
+    assert kms.describe_key(KeyId=name)["KeyMetadata"]["KeyState"] == "Enabled"
+
+
+def test_the_tags_of_a_launch_template_follow_its_updates(stacks: Any) -> None:
+    ec2, made = stacks.aws.client("ec2"), template(InstanceType="g5.xlarge")
+    for create, tags in (
+        (stacks.create, {"Run": "1", "Owner": "me"}),
+        (stacks.update, {"Run": "2"}),
+        (stacks.update, {}),
+    ):
+        given = [{"Key": key, "Value": value} for key, value in tags.items()]
+        of_it = [{"ResourceType": "launch-template", "Tags": given}]
+        create("tagged", {"It": changed(made, TagSpecifications=of_it)})
+        of = {"Name": "resource-id", "Values": [stacks.physical("tagged", "It")]}
+        found = ec2.describe_tags(Filters=[of])["Tags"]
+        assert {each["Key"]: each["Value"] for each in found} == tags
+
+
+@pytest.mark.parametrize(
+    ("resource", "change"),
+    [
+        (group(), {"LogGroupClass": "INFREQUENT_ACCESS"}),
+        (group(), {"KmsKeyId": "arn:aws:kms:us-east-1:123456789012:key/" + "0" * 36}),
+    ],
+)
+def test_fails_a_change_in_place_that_nothing_here_makes(
+    stacks: Any, resource: dict[str, Any], change: dict[str, Any]
+) -> None:
+    name = f"fixed-{next(iter(change))}"
+    stacks.create(name, {"It": resource})
+    stack = stacks.update(name, {"It": changed(resource, **change)})
+    assert stack["StackStatus"] == "UPDATE_ROLLBACK_COMPLETE"
+    assert f"cannot update {next(iter(change))} of" in "\n".join(stacks.reasons(name))
+
+
+def test_fails_a_target_whose_input_no_event_would_have(stacks: Any) -> None:
+    target = {"Id": "1", "Arn": ref("Topic"), "InputPath": "$.detail"}
+    rule = of("Events::Rule", EventPattern={"source": ["a"]}, Targets=[target])
+    stacks.create("input", {"Topic": TOPIC, "Rule": rule})
+    assert "cannot set InputPath of a target" in "\n".join(stacks.reasons("input"))

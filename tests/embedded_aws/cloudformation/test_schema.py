@@ -55,8 +55,8 @@ def test_a_value_still_to_come_is_not_judged() -> None:
 
 def test_what_replaces_follows_the_create_only_paths() -> None:
     type_ = "AWS::EC2::SpotFleet"
-    assert not schema.replaces(type_, fleet(), fleet(TargetCapacity=2))
-    assert schema.replaces(type_, fleet(), fleet(AllocationStrategy="diversified"))
+    assert not schema.replacing_paths(type_, fleet(), fleet(TargetCapacity=2))
+    assert schema.replacing_paths(type_, fleet(), fleet(AllocationStrategy="diversified"))
     changed = schema.changed_properties(type_, fleet(), fleet(AllocationStrategy=Unknown("x")))
     assert changed == [("SpotFleetRequestConfigData", "Conditionally")]
 

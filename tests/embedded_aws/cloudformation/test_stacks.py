@@ -324,3 +324,31 @@ def test_fails_on_a_dynamic_reference_to_what_is_not_there(stacks: Stacks) -> No
             "DisplayName": f"{{{{resolve:{reference}}}}}"}}  # fmt: skip
         with pytest.raises(ClientError, match=why):
             stacks.create("dynamic", {"Topic": topic})
+
+
+def test_fails_what_refers_to_a_resource_whose_condition_is_false(stacks: Any) -> None:
+    words = r"Unresolved resource dependencies \[Topic\] in the {} block of the template"
+    off = {"Conditions": {"Is": {"Fn::Equals": [{"Ref": "On"}, "yes"]}}, "values": {"On": "no"}}
+    off["Parameters"] = {"On": {"Type": "String"}}
+    topic = TOPIC | {"Condition": "Is"}
+    resources = {"Topic": topic, "Value": parameter({"Ref": "Topic"})}
+    chosen = {"Fn::If": ["Is", {"Ref": "Topic"}, "none"]}
+    attribute = {"Topic": topic, "Value": parameter({"Fn::GetAtt": ["Topic", "TopicName"]})}
+    stacks.create("on-and-off", resources, **off | {"values": {"On": "yes"}})
+    for wrong in (resources, attribute):
+        with pytest.raises(ClientError, match=words.format("Resources")):
+            stacks.update("on-and-off", wrong, **off)
+        with pytest.raises(ClientError, match=words.format("Resources")):
+            stacks.create("always-off", wrong, **off)
+    right = {"Topic": topic, "Value": parameter(chosen)}
+    with pytest.raises(ClientError, match=words.format("Outputs")):
+        stacks.update("on-and-off", right, Outputs={"Arn": {"Value": {"Ref": "Topic"}}}, **off)
+    assert stacks.update("on-and-off", right, **off)["StackStatus"] == "UPDATE_COMPLETE"
+
+
+@pytest.mark.parametrize("name", ["Topic", "Nowhere"])
+def test_fails_a_condition_that_refers_to_what_is_no_parameter(stacks: Any, name: str) -> None:
+    conditions = {"Is": {"Fn::Equals": [{"Ref": name}, "yes"]}}
+    words = rf"Unresolved dependencies \[{name}\]. Cannot reference resources in the Conditions"
+    with pytest.raises(ClientError, match=words):
+        stacks.create("conditional", {"Topic": TOPIC}, Conditions=conditions)

@@ -45,6 +45,22 @@ def test_a_role_that_is_passed_on_is_asked_for_too() -> None:
     assert passed.keys == {"iam:passedtoservice": "cloudformation.amazonaws.com"}
 
 
+def test_roles_of_flow_logs_functions_and_training_jobs_are_passed_on() -> None:
+    role = "arn:aws:iam::123456789012:role/r"
+    path = "/2015-03-31/functions/Guard/configuration"
+    put = {"REQUEST_METHOD": "PUT", "PATH_INFO": path, "RAW_URI": path}
+    job = {"HTTP_X_AMZ_TARGET": "SageMaker.CreateTrainingJob"}
+    for service, found in {
+        "vpc-flow-logs": form("ec2", Action="CreateFlowLogs", DeliverLogsPermissionArn=role),
+        "lambda": asked("lambda", put, json.dumps({"Role": role}).encode(), WHERE),
+        "sagemaker": asked("sagemaker", job, json.dumps({"RoleArn": role}).encode(), WHERE),
+    }.items():
+        assert (found[-1].action, found[-1].resource) == ("iam:PassRole", role)
+        assert found[-1].keys == {"iam:passedtoservice": f"{service}.amazonaws.com"}
+    kept = asked("lambda", put, json.dumps({"Timeout": 60}).encode(), WHERE)
+    assert [each.action for each in kept] == ["lambda:UpdateFunctionConfiguration"]
+
+
 def test_json_and_rest_services_name_their_actions_too() -> None:
     target = {"HTTP_X_AMZ_TARGET": "AmazonSSM.GetParameter"}
     (one,) = asked("ssm", target, json.dumps({"Name": "/a/b"}).encode(), WHERE)

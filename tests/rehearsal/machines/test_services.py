@@ -1,5 +1,7 @@
 """systemctl of process machines: starts, restarts, limits, stops and refusals like systemd's."""
 
+from pathlib import Path
+
 from tests.rehearsal.machines.conftest import Power
 
 WAITING = """[Service]
@@ -148,3 +150,21 @@ StandardOutput=append:/var/log/training/training.log
     assert machine.wait(30, "stopped watchdog killed ABRT")
     lines = machine.log_lines()
     assert lines.index("silent") < lines.index("a.service: no ping within 1.5 s: aborting")
+
+
+def test_a_machine_that_is_killed_leaves_no_socket_of_its_services(power: Power) -> None:
+    program = "import os, time; print(os.environ['NOTIFY_SOCKET'], flush=True); time.sleep(60)"
+    machine = power(
+        "mkdir -p $MACHINE_ROOT/var/log/training\nsystemctl daemon-reload\n"
+        "systemctl start --no-block a.service",
+        a=f"""[Service]
+ExecStart=python3 -c "{program}"
+WatchdogSec=30
+StandardOutput=append:/var/log/training/training.log
+""",
+    )
+    assert machine.wait(30, "/socket")
+    (told,) = (line for line in machine.log_lines() if line.endswith("/socket"))
+    assert Path(told).is_socket()
+    machine.kill()
+    assert not Path(told).parent.exists()
