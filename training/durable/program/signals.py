@@ -36,8 +36,8 @@ def _takers(pid: int, number: int, below: dict[int, list[int]]) -> list[int]:
         masks, kids = _masks(pid, pid), below.get(pid, [])
         takes = _is_in(masks["SigCgt"] | masks["SigIgn"], number) or _outlives(pid, number)
         name = _text(pid, "comm")
-        is_init = _LAUNCHER.search(name + _text(pid, "cmdline"))
-        is_init = is_init or _is_in(_awaited(pid, pid), signal.SIGCHLD)
+        is_launcher = _LAUNCHER.search(name + _text(pid, "cmdline"))
+        is_init = is_launcher or _is_in(_awaited(pid, pid), signal.SIGCHLD)
         if is_init and kids:
             takes = False
         elif takes and _SHELL.fullmatch(name.strip()):
