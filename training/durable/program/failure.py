@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,8 @@ def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) ->
     """Return why it failed, in one line: from output/failure, else its last error or last line."""
     ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
     text = last_line = ("", *tail[-1:], *_ERROR.findall(_last_traceback(tail))[:1])[-1]
-    try:
-        with (container.output / "failure").open("rb") as stream:
-            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
-    except OSError:
-        pass
+    with suppress(OSError), (container.output / "failure").open("rb") as stream:
+        text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
     hint = " (the kernel does this when memory runs out)" if exit_code in _KILLED else ""
     reason = " ".join(text.split())[:_REASON_BYTES]
     return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")
