@@ -174,7 +174,7 @@ def _check_command(command: str) -> None:
         if word in _SHELL_WORDS or (len(word) > 1 and word.endswith(";")):
             raise UserError(
                 f"the program has {word!r}, which only a shell understands, but no shell runs it; "
-                f"write: bash -c {shlex.quote(command)}"
+                f"write: bash -eo pipefail -c {shlex.quote(command)}"
             )
     if re.fullmatch(_VARIABLE.pattern + "=.*", words[0]):
         raise UserError(

@@ -28,8 +28,11 @@ if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     exit 4
 fi
 if [[ $WORKLOAD == program ]]; then
-    # A program's downloads do not fit on the root volume, which the image fills.
-    export XDG_CACHE_HOME="$scratch/cache" HOME="${HOME:-/root}"
+    # What a program downloads, or stages as fsspec does Lightning's checkpoints, does not fit on
+    # the root volume, which the image fills. Python's files are named tmp; compiled code is kept.
+    export XDG_CACHE_HOME="$scratch/cache" XDG_DATA_HOME="$scratch/share" HOME="${HOME:-/root}" \
+        TMPDIR="${TMPDIR:-$scratch/tmp}"
+    rm -rf "$scratch"/tmp/tmp* && mkdir -p "$TMPDIR"
     mapfile -t options <"$root/opt/training/program-options"
     set -- run --program-file program/program.json --source program/source \
         --ml-root "$root/opt/ml" "${options[@]}"

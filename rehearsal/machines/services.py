@@ -33,9 +33,9 @@ SERVICE = (
 # Directives that confine a service or create its folders: they have no effect on a process machine,
 # whose services are processes of the user.
 SANDBOX = (
-    "CapabilityBoundingSet", "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges",
-    "OOMScoreAdjust", "PrivateDevices", "PrivateTmp", "ProcSubset", "ProtectClock",
-    "ProtectControlGroups", "ProtectHome", "ProtectHostname", "ProtectKernelLogs",
+    "CapabilityBoundingSet", "LimitNOFILE", "LockPersonality", "MemoryDenyWriteExecute",
+    "NoNewPrivileges", "OOMScoreAdjust", "PrivateDevices", "PrivateTmp", "ProcSubset",
+    "ProtectClock", "ProtectControlGroups", "ProtectHome", "ProtectHostname", "ProtectKernelLogs",
     "ProtectKernelModules", "ProtectKernelTunables", "ProtectProc", "ProtectSystem",
     "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID",
     "RuntimeDirectory", "RuntimeDirectoryPreserve", "StateDirectory", "SystemCallArchitectures",

@@ -43,7 +43,10 @@ def test_numbers_of_hyperparameters_may_be_written_as_numbers() -> None:
     [
         ({"command": "  "}, "the program is empty"),
         ({"command": "python 'train.py"}, "No closing quotation"),
-        ({"command": "cd src && python train.py"}, "bash -c 'cd src && python train.py'"),
+        (
+            {"command": "cd src && python train.py"},
+            "bash -eo pipefail -c 'cd src && python train.py'",
+        ),
         ({"command": "python a.py; python b.py"}, "only a shell understands"),
         ({"command": "OMP_NUM_THREADS=1 python a.py"}, "--env NAME=VALUE"),
         ({"hyperparameters": {"two words": "1"}}, "'two words' is not a valid name"),

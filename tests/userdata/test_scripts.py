@@ -34,6 +34,12 @@ def test_every_unit_is_honoured_by_process_machines() -> None:
     assert training.restart_mode == "direct"
 
 
+def test_the_trainer_may_open_as_many_files_as_a_shell_s_hard_limit_grants() -> None:
+    """DataLoader's workers share a file for each tensor; growth maps each shard of its text."""
+    text = (USERDATA / "units/training.service").read_text()
+    assert "\nLimitNOFILE=524288\n" in text
+
+
 def test_scripts_spell_the_exit_codes_of_the_contract() -> None:
     assert f"exit {Exit.CONFIG}\n" in (USERDATA / "lib.sh").read_text()
     assert f"exit {Exit.MACHINE}\n" in (USERDATA / "run_training.sh").read_text()

@@ -255,6 +255,28 @@ def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
     assert not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & set(re.findall(r"(?m)^\w+", done.stdout))
 
 
+def test_what_a_program_stages_is_on_the_data_volume_and_gone_at_the_next_attempt(
+    root: Path,
+) -> None:
+    """Lightning's checkpoints, through fsspec, filled the root volume, or took two writes."""
+    run_env = root / "etc/training/run.env"
+    run_env.write_text(run_env.read_text().replace("WORKLOAD=trajectory", "WORKLOAD=program"))
+    (root / "opt/training/program-options").touch()
+    mount_volume(root)
+    code = "import tempfile; print(tempfile.gettempdir())"
+    python = install(root / "bin/made", f'#!/bin/bash\n{sys.executable} -c "{code}"\nenv\n')
+    staged = root / "data/scratch/tmp"
+    for name in ("tmpq1w2e3r4", "torchinductor_root/code"):
+        (staged / name).mkdir(parents=True)
+    done = run_script(root, "userdata/run_training.sh", PYTHON=str(python))
+    assert done.stdout.splitlines()[0] == str(staged), done.stderr
+    assert f"XDG_DATA_HOME={root}/data/scratch/share\n" in done.stdout
+    assert [path.name for path in staged.iterdir()] == ["torchinductor_root"]
+    own = root / "own"
+    done = run_script(root, "userdata/run_training.sh", PYTHON=str(python), TMPDIR=str(own))
+    assert done.stdout.splitlines()[0] == str(own)
+
+
 def test_the_trainer_never_starts_on_the_root_volume_where_the_data_volume_was_lost(
     root: Path,
 ) -> None:

@@ -229,6 +229,24 @@ def _channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
     return {name: dataset / name for name in channels}
 
 
+def files_below(
+    folder: Path, prefix: str, own: Sequence[Path], left_out: list[str], above: Sequence[str] = ()
+) -> Iterator[tuple[str, Path]]:
+    """Yield what is in a folder, with its name; links to folders are followed within the run's."""
+    above = [*above, os.path.realpath(folder)]
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        # Neither keys nor reports can hold a name that is not text.
+        name = f"{prefix}/{os.fsencode(path.name).decode(errors='backslashreplace')}"
+        real = Path(os.path.realpath(path))
+        is_ours = any(real.is_relative_to(os.path.realpath(one)) for one in own)
+        if path.is_dir() and is_ours and str(real) not in above:
+            yield from files_below(path, name, own, left_out, above)
+        elif path.is_file():
+            yield name, path
+        else:
+            left_out.append(f"{name} (a link to {real})" if path.is_symlink() else name)
+
+
 def _decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Decode values as the toolkit does: as JSON if the text is valid JSON, else as the text."""
     found: dict[str, Any] = {}
@@ -432,7 +450,7 @@ def build_command(
         **{name: value for name, value in environ.items() if not _is_own(name)},
         "PATH": path,
         "PYTHONUNBUFFERED": "1",
-        **program.environment,
+        **{name: _expanded(value, contract) for name, value in program.environment.items()},
         **contract,
         "TRAINING_NOTICE_FILE": str(options.notice_file),
         # Ours comes last: what the program brings is found first.
@@ -445,11 +463,8 @@ def build_command(
         words[0] = interpreter
     folder = container.code / program.working_folder
     resolve_command(words, folder, variables["PATH"])
-    return _Command(
-        words=(*words, *command_arguments(program.hyperparameters)),
-        folder=folder,
-        variables=variables,
-    )
+    words += [_expanded(word, contract) for word in command_arguments(program.hyperparameters)]
+    return _Command(words=tuple(words), folder=folder, variables=variables)
 
 
 def _is_own(name: str) -> bool:
@@ -464,7 +479,7 @@ def _expanded(word: str, contract: Mapping[str, str]) -> str:
         name = match[1] or match[2]
         if name not in contract:
             raise UserError(
-                f"the command uses ${name}, which is not part of the container contract; "
+                f"the program uses ${name}, which is not part of the container contract; "
                 "docs/container-contract.md lists its variables"
             )
         return contract[name]

@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
 # It reports that a process that it started has failed: torchrun, accelerate.
 _LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
+# The end of a traceback.
+_ERROR = re.compile(r"^(?:\[\w+\]: ?)?[\w.]*(?:Error|Exception)\b.*", re.M)
 
 
 def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
@@ -46,8 +49,7 @@ def blamed_place(lines: Iterable[str], files: Sequence[str], container: Containe
 
     One whose error names a file of it has the same place as any other that does.
     """
-    tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
-    last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
+    last = _last_traceback(lines)
     message, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
     is_input = str(container.root / "input") in last
     if not (last and files) or is_remote or is_input or _ELSEWHERE.search(message):
@@ -61,6 +63,16 @@ def blamed_place(lines: Iterable[str], files: Sequence[str], container: Containe
     return " ".join(f"{Path(name).name}:{line}" for name, line, _ in _FRAME.findall(last))
 
 
+def _last_traceback(lines: Iterable[str]) -> str:
+    tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
+    return next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
+
+
+def hides_failures(command: str) -> bool:
+    """Whether it has a shell run a pipe whose other commands' exit codes do not count."""
+    return "pipefail" not in command and bool(re.match(r"(ba)?sh -\w*c .*[^|]\|[^|]", command))
+
+
 def silent_end(lines: Sequence[str], exit_code: int) -> str:
     """Return how it ended, if neither a traceback nor its last lines say why; else ""."""
     text = "\n".join(lines)
@@ -69,14 +81,11 @@ def silent_end(lines: Sequence[str], exit_code: int) -> str:
 
 
 def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:
-    """Return why the program failed, in one line: from output/failure, else its last line."""
+    """Return why it failed, in one line: from output/failure, else its last error or last line."""
     ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-    text = last_line = tail[-1] if tail else ""
-    try:
-        with (container.output / "failure").open("rb") as stream:
-            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
-    except OSError:
-        pass
+    text = last_line = ("", *tail[-1:], *_ERROR.findall(_last_traceback(tail))[:1])[-1]
+    with suppress(OSError), (container.output / "failure").open("rb") as stream:
+        text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
     hint = " (the kernel does this when memory runs out)" if exit_code in _KILLED else ""
     reason = " ".join(text.split())[:_REASON_BYTES]
     return f"the program ended with {ended}{hint}" + (f": {reason}" if reason else "")

@@ -297,6 +297,8 @@ class _LightningCsv(_TextFile):
             self._num_read = self._num_seen
             if len(values) == len(self._columns):
                 yield from _rows(dict(zip(self._columns, values, strict=True)))
+        if not self.has_more:  # else one with fewer rows than it had has begun anew
+            self._num_read = self._num_seen
 
 
 def _text(line: bytes) -> str:

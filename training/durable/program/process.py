@@ -221,10 +221,9 @@ def _script_of(words: Sequence[str]) -> str | None:
     """Return the file that a launcher is to run, if that is certain."""
     if not _LAUNCHER.fullmatch(Path(words[0]).name):
         return None
-    for word in words[1:]:
-        if word in ("-c", "-m") or word.endswith((".py", ".sh")):
-            return None if word in ("-c", "-m") else word
-    return None
+    codes = ("-c", "-m")
+    found = next((one for one in words[1:] if one in codes or one.endswith((".py", ".sh"))), "-c")
+    return None if found in codes else found
 
 
 _FOLDER = Path("/dev/shm")

@@ -1,7 +1,7 @@
 """Which of a program's processes take a signal, from /proc: docs/container-contract.md.
 
 A launcher takes none that its program does: it waits for a child, as shells and `accelerate launch`
-do, or passes on what it gets, as an init does, even to a child that would die of it.
+do, or passes on what it gets, as inits and torchrun do, even to a child that would die of it.
 """
 
 import re
@@ -13,7 +13,12 @@ from pathlib import Path
 from training.durable.save.snapshots.processes import children
 
 _PROC = Path("/proc")
-_SHELL = re.compile(r"(ba|da|z|k|a)?sh|busybox")
+_SHELL = re.compile(r"((ba|da|z|k|a)?sh|busybox)\n")
+# They have a handler that ends their children or passes on what they get.
+_LAUNCHER = re.compile(
+    r"^(timeout|torchrun|pt_elastic|accelerate|uv)\n|"
+    r"\0(torch\.distributed\.(run|launch)|deepspeed\.launcher\.launch)\0"
+)
 
 
 def takers(roots: Collection[int], number: int) -> list[int] | None:
@@ -30,11 +35,11 @@ def _takers(pid: int, number: int, below: dict[int, list[int]]) -> list[int]:
     with suppress(KeyError):  # it has ended
         masks, kids = _masks(pid, pid), below.get(pid, [])
         takes = _is_in(masks["SigCgt"] | masks["SigIgn"], number) or _outlives(pid, number)
-        name = _text(pid, "comm").strip()
-        is_init = name == "timeout" or _is_in(_awaited(pid, pid), signal.SIGCHLD)
+        name = _text(pid, "comm") + _text(pid, "cmdline")
+        is_init = _LAUNCHER.search(name) or _is_in(_awaited(pid, pid), signal.SIGCHLD)
         if is_init and kids:
             takes = False
-        elif takes and _SHELL.fullmatch(name):
+        elif takes and _SHELL.match(name):
             # It runs its trap once its child in the foreground has ended; one in the background
             # ignores SIGINT, unlike its shell (POSIX), and is told by the trap.
             own = masks["SigIgn"]

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import signal
 import sys
 import threading
@@ -19,13 +18,14 @@ from contract.program import LOSSES, WORKLOAD
 from training.durable.attempt.attempt import HeldRun
 from training.durable.attempt.notice import Notice
 from training.durable.errors import AttemptEndedError, InterruptedRunError, RunFailedError
-from training.durable.program.container import ProgramOptions
+from training.durable.program.container import ProgramOptions, files_below
 from training.durable.program.elsewhere import Elsewhere
 from training.durable.program.event_file import MetricRow
 from training.durable.program.failure import (
     blamed_place,
     failure_reason,
     failures_in_a_row,
+    hides_failures,
     silent_end,
     why_given_up,
 )
@@ -92,7 +92,8 @@ class ReportedProgress:
             by_step.setdefault(row.step, {})[row.name] = row.value
         for step, values in by_step.items():
             self.last |= {name: one for name, one in values.items() if math.isfinite(one)}
-            if step is not None and (step > self.step or not self.has_steps):
+            # Lightning logs its hyperparameters at step 0, also when it has resumed.
+            if step and (step > self.step or not self.has_steps):
                 self._step_on(step, values)
             self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
 
@@ -250,6 +251,9 @@ class ProgramWatch:
         self._log.start()
         self._progress.begin()
         _log.info("[program] started as process %d", process.pid)
+        if hides_failures(self._options.program.command):
+            text = "if the program fails, its pipe ends well, and the run has finished"
+            self._warn("pipe", f"{text}: write bash -eo pipefail -c")
 
     def until_end(self) -> None:
         """Return once the program has ended, or its machine is about to."""
@@ -372,7 +376,7 @@ class ProgramWatch:
         sums, size, left_out = dict[str, str](), 0, list[str]()
         root = self._options.root
         for prefix in ("model", "output/data"):
-            for name, path in _files(root / prefix, prefix, (root, root / prefix), left_out):
+            for name, path in files_below(root / prefix, prefix, (root, root / prefix), left_out):
                 self._run.lease.beat()
                 sums[name] = sha256_of(path)
                 size += path.stat().st_size
@@ -383,7 +387,10 @@ class ProgramWatch:
         return sums, size
 
     def _result(self, sums: Mapping[str, str], size: int, exit_code: int) -> RunResult:
-        run = self._run
+        run, progress = self._run, self._progress
+        if self._restored[0] and not (sums or progress.snapshot or progress.has_steps):
+            text = f"given snapshot {self._number}, it ended with 0, and saved and reported nothing"
+            self._warn("nothing-done", f"{text}: if it was not done before, its log says why")
         if not sums and not self._number:
             self._warn_without_snapshot(has_ended=True)
             _log.warning(
@@ -536,7 +543,7 @@ class ProgramWatch:
             what, how = found
             why, remedy = f"{what} but none in {folder}", f"; if it saves there, {how}"
         elif self._warned_of == 0 and (has_ended or seconds >= _NO_SNAPSHOT_SECONDS):
-            why, remedy, is_known = f"the program has written nothing to {folder}", "", 1
+            why, remedy, is_known = f"the program has saved nothing in {folder}", "", 1
         else:
             return
         usd = options.usd_per_hour
@@ -581,21 +588,3 @@ def _digest_of_model(sums: Mapping[str, str]) -> str | None:
     """One checksum of all names and contents in model/; None if it is empty."""
     model = {name: one for name, one in sums.items() if name.startswith("model/")}
     return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest() if model else None
-
-
-def _files(
-    folder: Path, prefix: str, own: Sequence[Path], left_out: list[str], above: Sequence[str] = ()
-) -> Iterator[tuple[str, Path]]:
-    """Yield what is in a folder, with its name; links to folders are followed within the run's."""
-    above = [*above, os.path.realpath(folder)]
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        # Neither keys nor reports can hold a name that is not text.
-        name = f"{prefix}/{os.fsencode(path.name).decode(errors='backslashreplace')}"
-        real = Path(os.path.realpath(path))
-        is_ours = any(real.is_relative_to(os.path.realpath(one)) for one in own)
-        if path.is_dir() and is_ours and str(real) not in above:
-            yield from _files(path, name, own, left_out, above)
-        elif path.is_file():
-            yield name, path
-        else:
-            left_out.append(f"{name} (a link to {real})" if path.is_symlink() else name)

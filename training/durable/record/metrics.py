@@ -62,6 +62,7 @@ class Metrics:
         self._merging = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compaction")
         self._batches: list[_Batch] = []  # not known to have arrived; oldest first
         self._local: TextIO | None = None
+        self._has_warned = False
         if local is not None:
             local.parent.mkdir(parents=True, exist_ok=True)
             self._local = local.open("a", buffering=1)
@@ -84,9 +85,10 @@ class Metrics:
             if self._local:
                 try:
                     self._local.write(line + "\n")
-                except OSError as error:  # a copy for people, of what the store keeps
-                    _log.warning("[metrics] %s; lines go on to the store alone", error)
-                    self._close_local()
+                except OSError as error:  # of a full disk; alarms need the lines that follow
+                    if not self._has_warned:
+                        _log.warning("[metrics] %s; lines go on to the store", error)
+                    self._has_warned = True
             is_free = all(batch.sending.done() for batch in self._batches)
             if is_free and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
                 self._send()
@@ -106,9 +108,6 @@ class Metrics:
         """Release the thread and the file; lines that were not flushed remain only on disk."""
         self._pool.shutdown(wait=False)
         self._merging.shutdown(wait=False, cancel_futures=True)
-        self._close_local()
-
-    def _close_local(self) -> None:
         local, self._local = self._local, None
         if local is not None:
             with suppress(OSError):  # of a full disk

@@ -205,6 +205,7 @@ save() {{
     exit 75
 }}
 trap save TERM
+echo "may open $(ulimit -Sn)"
 echo listens
 while :; do sleep 0.1; done
 END
@@ -235,5 +236,6 @@ def test_at_a_shutdown_the_trainer_saves_while_volume_and_network_are_there(
     said, errors = process.communicate(timeout=600)
     assert process.returncode == 0, said + errors
     assert "saves on xfs\nhas a network\n" in said
+    assert "may open 524288\n" in said
     assert "off 0\n" in said
     assert left_behind(tmp_path) == []

@@ -1,5 +1,6 @@
 """A failure counts against a snapshot only if a traceback says that it was being read."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,33 @@ def test_an_end_without_a_word_of_why_is_told_from_others(
     lines: list[str], exit_code: int, end: str
 ) -> None:
     assert silent_end(lines, exit_code) == end
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        pytest.param(
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 train.py",
+            "ValueError: the data are gone",
+            id="torchrun",
+        ),
+        pytest.param(
+            "accelerate launch --num_processes=1 --num_machines=1 --mixed_precision=no "
+            "--dynamo_backend=no train.py --cpu",
+            "ValueError: the data are gone",
+            id="accelerate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("bash -c 'python train.py; echo no luck; exit 1'", "ValueError", id="a word"),
+        pytest.param("bash -c 'echo no luck; exit 1'", "exit code 1: no luck", id="no traceback"),
+    ],
+)
+def test_the_reason_is_the_program_s_own_error_behind_a_launcher(
+    run: ProgramRun, command: str, reason: str
+) -> None:
+    run.write("raise ValueError('the data are gone')")
+    assert run.attempt(command=command) == 1
+    assert reason in run.events("program-failed")[0]["message"]
 
 
 Life = tuple[int, float]  # the furthest step that is known, or -1, and how many seconds it took

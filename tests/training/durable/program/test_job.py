@@ -294,7 +294,7 @@ sys.exit("it is negative")
         ("program=torchrun --nproc-per-node=2 trian.py", "the script 'trian.py' is not in the"),
         ("program=bash /no/such/run.sh", "the script '/no/such/run.sh' is not in the source"),
         ("program=python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which is not part"),
-        ("program=python train.py && echo", "write: bash -c"),
+        ("program=python train.py && echo", "write: bash -eo pipefail -c"),
         ("working-folder=scripts", "the working folder 'scripts' is not in the source folder"),
         ("interpreter=python9", "the interpreter 'python9' is not found"),
         ("workload=trajectory", "--workload is for workloads"),

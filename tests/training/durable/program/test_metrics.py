@@ -264,6 +264,39 @@ def test_the_loggers_of_lightning_are_read_as_they_write(tmp_path: Path) -> None
         assert rows == [(2, "loss", 0.25), (2, "validation_loss", 0.75)]
 
 
+def test_a_csv_that_is_written_from_an_empty_history_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    rows = [f"{step},0.5\n" for step in range(200_000)]
+    path.write_text("step,loss\n" + "".join(rows))
+    reader = _reader(tmp_path)
+    assert len(_everything(reader)) == len(rows)
+    path.write_text("step,loss,lr\n" + "".join(row.replace("\n", ",1\n") for row in rows))
+    assert _everything(reader) == [], "a column more, in more than one read"
+    path.write_text("step,loss\n7,0.5\n")
+    _everything(reader)
+    with path.open("a") as file:
+        file.write("8,0.25\n")
+    assert _everything(reader) == [(8, "loss", 0.25)]
+
+
+@pytest.mark.slow  # it imports Lightning: 6 s
+def test_a_csv_logger_that_begins_anew_in_its_folder_is_read_on(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    reader, found = _reader(tmp_path), list[tuple[int | None, str, float]]()
+    for first in (0, 30):
+        with warnings.catch_warnings(action="ignore"):  # that what was there will be deleted
+            logger = CSVLogger(tmp_path, name="", version="")
+            assert logger.experiment
+        for step in range(first, first + 40):
+            logger.log_metrics({"loss": 0.5, f"loss_{step // 10}": 0.5}, step=step)
+            logger.save()
+            found += [row for row in _everything(reader) if row[1] == "loss"]
+    steps = [row[0] for row in found]
+    assert steps[:40] == [*range(40)]
+    assert steps[40:] == [*range(31, 70)], "its first row tells that it has begun anew"
+
+
 def test_a_line_that_is_no_csv_hides_no_later_one(tmp_path: Path) -> None:
     """As a sample's text with a quote in it: on each machine the attempt ended with an error."""
     path, junk = tmp_path / "metrics.csv", '0,"' + "x" * 200_000 + "\n"

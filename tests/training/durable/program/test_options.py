@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from contract.errors import UserError
 from contract.program import Program
 from training.durable.program.container import (
     ContainerHost,
@@ -61,6 +64,18 @@ def test_variables_of_the_contract_are_replaced_without_a_shell(tmp_path: Path) 
         *("torchrun", "--nproc_per_node=4", "48x", "$HOME", "${1}", "cost$"),
         *("--lr", "0.1"),
     )
+
+
+def test_they_are_replaced_in_hyperparameters_and_environment_too(tmp_path: Path) -> None:
+    """A folder named $SM_CHECKPOINT_DIR was made, and the hint to keep it was refused."""
+    folder = "$SM_CHECKPOINT_DIR/hub"
+    fields = {"hyperparameters": {"save": folder}, "environment": {"HUB": folder, "PS1": "$ "}}
+    found = command(tmp_path, "python train.py", **fields)
+    place = f"{tmp_path}/ml/checkpoints/hub"
+    assert found.words[2:] == ("--save", place)
+    assert (found.variables["HUB"], found.variables["PS1"]) == (place, "$ ")
+    with pytest.raises(UserError, match="uses \\$SM_MODEL, which is not part of the container"):
+        command(tmp_path, "python train.py", hyperparameters={"save": "$SM_MODEL"})
 
 
 def test_the_services_own_variables_stay_behind(tmp_path: Path) -> None:

@@ -41,6 +41,20 @@ def launcher(start: str, code: str) -> str:
 # It blocks all, awaits all and passes on what comes, as tini and dumb-init do.
 INIT = "every = signal.valid_signals(); signal.pthread_sigmask(2, every); signal.sigwait(every)"
 TRAP = "trap 'echo told' TERM;"
+RANKS = (
+    f"exec {sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 --no-python"
+)
+UV = Path(sys.executable).parent / "uv"
+with_uv = pytest.mark.skipif(not UV.exists(), reason="needs uv")
+# It ends its child when it is told, as DeepSpeed's does with its ranks.
+ENDS = "signal.signal(signal.SIGTERM, lambda *_: child.kill()); child.wait()"
+
+
+def deepspeed(code: str) -> str:
+    """DeepSpeed's launcher, as it is called on each host."""
+    place = "deepspeed/launcher"
+    write = f"mkdir -p {place}; echo {shlex.quote(launcher(ENDS, code))} > {place}/launch.py"
+    return f"{write}; exec {sys.executable} -m deepspeed.launcher.launch --world_info=x train.py"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +76,22 @@ TRAP = "trap 'echo told' TERM;"
         pytest.param(command(launcher("child.stdout.read()", HANDLES)), ["child"], id="reader"),
         pytest.param(command(launcher(INIT, HANDLES)), ["child"], id="init"),
         pytest.param(command(launcher(INIT, SLEEPS)), [], id="init, no handler"),
+        pytest.param(f"{RANKS} {command(HANDLES)}", ["child", "child"], id="torchrun"),
+        pytest.param(f"{RANKS} {command(SLEEPS)}", [], id="torchrun, no handler"),
+        pytest.param(
+            f"exec {UV} run --no-project --offline {command(HANDLES)}",
+            ["child"],
+            id="uv",
+            marks=with_uv,
+        ),
+        pytest.param(
+            f"exec {UV} run --no-project --offline {command(SLEEPS)}",
+            [],
+            id="uv, no handler",
+            marks=with_uv,
+        ),
+        pytest.param(deepspeed(HANDLES), ["child"], id="deepspeed"),
+        pytest.param(deepspeed(SLEEPS), [], id="deepspeed, no handler"),
         # A loader's worker handles it, too, and so does a tracker's service.
         pytest.param(command(launcher("time.sleep(60)", HANDLES)), [], id="trainer with a child"),
     ],
@@ -76,6 +106,7 @@ def test_a_signal_is_for_whoever_takes_it(words: str, handlers: list[str], tmp_p
         settled = [found(process)]
 
         def is_settled() -> bool:
+            assert process.wait(0.0) is None
             settled.append(found(process))
             return settled[-8:] == [handlers] * 8
 

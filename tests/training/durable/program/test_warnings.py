@@ -73,3 +73,59 @@ def test_a_program_that_does_not_read_what_it_was_given_is_told_of(
     assert [
         f"snapshot {entry.step}, of step 40, but begins at step 1" in one for one in warnings
     ] == ([True] if told else [])
+
+
+def test_what_is_logged_at_step_0_by_one_that_has_resumed_is_no_new_start(run: ProgramRun) -> None:
+    """As Lightning's hp_metric, by a TensorBoardLogger."""
+    run.write("""
+        import os, sys, time
+        from pathlib import Path
+        from training.program import commit
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state")
+        step = int(state.read_text()) if state.exists() else 0
+        for at in (0, step + 40):
+            print(f"step={at} loss=1", flush=True)
+            time.sleep(1)
+        state.write_text(str(at))
+        commit()
+        sys.exit(step == 0)
+    """)
+    assert (run.attempt(), run.attempt()) == (1, 0)
+    assert run.events("started-over") == []
+    assert [entry.program_step for entry in run.head.checkpoints] == [40, 80]
+
+
+def test_one_that_ends_well_but_does_nothing_with_its_snapshot_is_told_of(run: ProgramRun) -> None:
+    """OpenCLIP without `--resume latest` prints an error and exits with 0."""
+    run.write("""
+        import os, sys
+        from pathlib import Path
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state")
+        if state.exists():
+            print("Error. Experiment already exists.")
+            sys.exit(0)
+        state.write_text("half")
+        time = __import__("time").sleep(2)
+        sys.exit(1)
+    """)
+    assert (run.attempt(), run.attempt()) == (1, 0)
+    (event,) = run.events("nothing-done")
+    assert "given snapshot 1, it ended with 0" in event["message"]
+    assert run.json("receipt.json")["warnings"] == [event["message"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_told"),
+    [
+        ("bash -c 'python train.py | cat'", True),
+        ("sh -xc 'python train.py 2>&1 | tee log.txt'", True),
+        ("bash -eo pipefail -c 'python train.py | cat'", False),
+        ("bash -c 'python train.py || exit 7'", False),
+    ],
+)
+def test_a_pipe_that_hides_a_failure_is_told_of(
+    run: ProgramRun, command: str, is_told: bool
+) -> None:
+    run.write("raise ValueError")
+    assert run.attempt(command=command) == (not is_told)
+    assert ["pipefail" in event["message"] for event in run.events("pipe")] == [True] * is_told

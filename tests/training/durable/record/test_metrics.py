@@ -1,6 +1,7 @@
 """Lines reach the store in order, and writing them waits for nobody."""
 
 import json
+import resource
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -227,3 +228,24 @@ def test_a_full_disk_of_the_local_copy_stops_no_run(tmp_path: Path) -> None:
     metrics.flush()
     metrics.close()
     assert len(lines_in(store)) == 2
+
+
+def test_lines_go_on_to_the_local_copy_once_its_disk_has_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer looked hung to its alarms until its attempt ended."""
+    local = tmp_path / "metrics.jsonl"
+    metrics = Metrics(FolderStore(tmp_path / "store"), 1, "n", local)
+    metrics.write("step", step=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (local.stat().st_size + 9, limits[1]))
+    try:
+        for step in range(2, 1000):
+            metrics.write("step", step=step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caplog.text.count("lines go on to the store") == 1
+    for step in (1000, 1001):
+        metrics.write("step", step=step)
+    assert json.loads(local.read_text().splitlines()[-1])["step"] == 1001
+    metrics.close()

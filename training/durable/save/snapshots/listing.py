@@ -8,7 +8,7 @@ change yet: `settled` waits until they do.
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -111,8 +111,8 @@ class Listing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither a file nor a link."""
-        return not self.files and not self.links
+        """Whether there is neither a link nor a file, TensorBoard's curves aside."""
+        return not self.links and all(is_named_log(path, _LOGS[:1]) for path in self.files)
 
     def difference(self, other: "Listing") -> str | None:
         """Return one path that differs in the other, later one; what it knows as logs may grow."""
@@ -192,9 +192,9 @@ class Listing:
         return is_named_log(path) if self.logs is None else path in self.logs
 
 
-def is_named_log(path: str) -> bool:
+def is_named_log(path: str, names: Sequence[str] = _LOGS) -> bool:
     """Whether the file is named like a log."""
-    return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in _LOGS)
+    return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in names)
 
 
 def places_of(root: Root) -> dict[str, str]:

@@ -47,6 +47,7 @@ from training.durable.store.transfer import (
     PART_BYTES,
     FileEntry,
     checksum_of,
+    num_parts,
     receive,
     run_all,
     write_at,
@@ -144,7 +145,7 @@ def _clear(manifest: FolderManifest, root: Root) -> set[str]:
     equal: set[str] = set()
 
     def compare(path: str) -> None:
-        if _checksum(root / path, wanted[path].part_bytes) == wanted[path].sha256:
+        if _checksum(root / path, wanted[path]) == wanted[path].sha256:
             equal.add(path)
 
     candidates = [
@@ -406,19 +407,11 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 
-def _checksum(path: Path, part_bytes: int) -> str:
-    digests: list[bytes] = []
-    with path.open("rb", buffering=0) as stream:
-        while True:
-            digest, left = hashlib.sha256(), part_bytes
-            while left and (data := stream.read(min(left, PART_BYTES))):
-                digest.update(data)
-                left -= len(data)
-            if left == part_bytes and digests:
-                return checksum_of(digests)
-            digests.append(digest.digest())
-            if left:
-                return checksum_of(digests)
+def _checksum(path: Path, content: Content) -> str:
+    size = min(content.bytes, content.part_bytes)
+    parts = range(num_parts(content.bytes, content.part_bytes))
+    with path.open("rb") as stream:
+        return checksum_of([hashlib.sha256(stream.read(size)).digest() for _ in parts])
 
 
 def _refuse_without_room(root: Root, need: int, *, is_full: bool = False) -> None:

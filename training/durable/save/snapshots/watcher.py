@@ -167,6 +167,8 @@ class Watcher:
         if exit_code == 0 and not after_notice:
             return Moment()
         listing = self._list()
+        if listing.files and listing.is_empty:
+            raise SnapshotError("it holds only TensorBoard's curves, with which no program resumes")
         if self._grown(listing):
             return self._moment(is_tentative=self._is_tentative)
         if self._is_emptied(listing):

@@ -105,6 +105,32 @@ def test_an_event_file_that_stays_open_holds_up_nothing(new_machine: NewMachine)
     assert (second.folder / "events.out.tfevents.1.host").read_bytes() == b"row"
 
 
+@pytest.mark.parametrize("exit_code", [1, -9])
+def test_curves_alone_are_no_save(
+    new_machine: NewMachine, store: Store, caplog: pytest.LogCaptureFixture, exit_code: int
+) -> None:
+    """With them in the folder, transformers' examples refuse to start: it "is not empty"."""
+    machine = new_machine("first", quiet_seconds=0.1)
+    machine.mirror.start()
+    machine.write({"runs/events.out.tfevents.1.host": b"row"})
+    watcher = machine.mirror._watcher
+    for _ in range(4):
+        looked = watcher._quiet.listing
+        wait_until(lambda seen=looked: watcher._quiet.listing is not seen, machine.mirror)
+    assert machine.mirror.obstacle(1e-9) is None
+    assert not machine.end(exit_code)
+    assert entries(store) == ()
+    assert "only TensorBoard's curves" in caplog.text
+
+
+def test_the_curves_of_what_has_finished_are_kept(new_machine: NewMachine, store: Store) -> None:
+    machine = new_machine("first")
+    machine.mirror.start()
+    machine.write({"events.out.tfevents.1.host": b"row"})
+    assert machine.end()
+    assert len(entries(store)) == 1
+
+
 def test_a_request_is_dropped_if_the_program_wrote_on_without_waiting(
     new_machine: NewMachine, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
