@@ -123,22 +123,16 @@ class NoDiskYetError(LookupError):
     """No disk matches yet, but one may still appear."""
 
 
-class TwoDisksError(LookupError):
-    """More than one disk matches."""
-
-
 def print_when_found(find: Callable[[], str]) -> int:
     """Print what `find` returns, once there is a disk; return the exit status."""
     give_up_at = time.monotonic() + float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
     while True:
         try:
             print(find())
-        except NoDiskYetError as error:
-            if time.monotonic() < give_up_at:
+        except LookupError as error:
+            if isinstance(error, NoDiskYetError) and time.monotonic() < give_up_at:
                 time.sleep(1)
                 continue
-            why = str(error)
-        except TwoDisksError as error:
             why = str(error)
         except (OSError, subprocess.CalledProcessError) as error:
             output = getattr(error, "stderr", None) or ""
@@ -157,7 +151,7 @@ def find_data_disk(device_name: str) -> str:
         return found[0].path
     count = f"{len(found)} EBS disks" if found else "no EBS disk"
     seen = "; ".join(str(disk) for disk in disks) or "none"
-    raise (TwoDisksError if found else NoDiskYetError)(
+    raise (LookupError if found else NoDiskYetError)(
         f"{count} attached as {device_name}, expected one; found: {seen}; "
         "check the block device mappings of the launch template"
     )

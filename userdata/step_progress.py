@@ -5,7 +5,6 @@ the run's folder in S3, with the AWS CLI. What is written again and again adds n
 """
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from contract.keys import progress_key
 from contract.progress import progress_record, read_progress
-from userdata.machine import machine_path, run_aws
+from userdata.machine import machine_path, send
 
 # On the data volume: where a program's requirements are built and installed. They are installed
 # from a copy, because a build would leave files in the program's own source.
@@ -55,11 +54,9 @@ class StepProgress:
         """Send how far it is; if that fails, the next growth is sent."""
         file = machine_path(f"/run/training/progress-{self._step}.json")
         uri = f"{os.environ['RUN_URI']}/{progress_key(os.environ['INSTANCE_ID'])}"
-        try:
+        with suppress(OSError):  # a full disk: then nothing grows
             file.write_bytes(self._record)
-            run_aws("s3", "cp", "--only-show-errors", str(file), uri, timeout=60)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            print(f"progress not sent: {error}", flush=True)
+            send("progress not sent", "s3", "cp", "--only-show-errors", str(file), uri, timeout=60)
 
 
 def _folders_of(step: str) -> list[Path]:
