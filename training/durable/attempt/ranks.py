@@ -205,6 +205,7 @@ def meet(
     The first host's message is in `_Meeting.message` on all of them.
     """
     end = time.monotonic() + hosts.meeting_seconds
+    facts = json.loads(json.dumps(facts))  # as they arrive
     if hosts.number:
         return _join(hosts, facts, waiting, end)
     found: dict[str, socket.socket] = {}

@@ -213,6 +213,18 @@ def test_fails_for_hosts_that_would_not_train_the_same() -> None:
     assert [str(error) for error in found] == [words]
 
 
+def test_fails_for_hosts_whose_configs_differ(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    def attempt(first: str, second: str) -> list[int | None]:
+        listed = f"{_FIRST}:{free_port()},{_SECOND}"
+        pairs = ((_FIRST, first), (_SECOND, second))
+        return ended([run.fork(f"--hosts={n}@{listed}", f"--override={o}") for n, o in pairs])
+
+    assert attempt("learning_rate=0.1", "learning_rate=0.2") == [2, 2]
+    words = f"error: host {_SECOND} has the config field learning_rate 0.2, and {_FIRST} 0.1; give"
+    assert capfd.readouterr().err.count(words) == 2
+    assert attempt("loader_workers=0", "loader_workers=1") == [0, 0]
+
+
 def test_fails_for_a_host_that_does_not_come() -> None:
     for number, missing in ((0, _SECOND), (1, _FIRST)):
         hosts = replace(_on(number, free_port()), meeting_seconds=0.0)
