@@ -38,6 +38,10 @@ FAULTS: Mapping[str, Fault] = {
         (sagemaker._Command.__init__.__defaults__[0], 1, None),  # type: ignore[index]
         "a job fails for a cause",
     ),
+    "others' losses are counted": _text(
+        RankEnvironment, "meeting", "partial(report, code=Exit.INTERRUPTED)", "report",
+        "a job fails for a cause",
+    ),
     "two leaders": _text(
         RankEnvironment, "meeting", "rank, address = self.hosts.number * num_here,",
         "rank, address = 0,",

@@ -221,7 +221,7 @@ def _select(readers: list[_Socket], _: Any, __: Any, seconds: float) -> tuple[li
 
 _NAMES = (
     "SHUT_RDWR", "SOL_SOCKET", "SO_KEEPALIVE", "IPPROTO_TCP", "TCP_KEEPIDLE", "TCP_KEEPINTVL",
-    "TCP_KEEPCNT",
+    "TCP_KEEPCNT", "TCP_USER_TIMEOUT",
 )  # fmt: skip
 _SOCKET = SimpleNamespace(
     socket=_Socket,

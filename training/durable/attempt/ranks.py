@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeAlias
 
 from contract.errors import UserError
-from training.durable.errors import AttemptEndedError
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 
 # How long another rank may take to notice that rank 0 has exited, before it is killed.
 _EXIT_SECONDS = 5.0
@@ -294,8 +294,8 @@ def _join(
     return _Meeting(answer["address"], {leader: connection}, answer["said"])
 
 
-def _lost(name: str) -> AttemptEndedError:
-    return AttemptEndedError(f"host {name} was lost before all hosts had met")
+def _lost(name: str) -> InterruptedRunError:
+    return InterruptedRunError(f"host {name} was lost before all hosts had met")
 
 
 def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:

@@ -44,9 +44,9 @@ def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pai
     assert run.head.state == "released"
     assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"], "nothing was lost"
     at_host(_SECOND, 7, kill)
-    assert ended(run.fork_hosts(2)) == [1, -9]
+    assert ended(run.fork_hosts(2)) == [75, -9]
     at_host(_FIRST, 9, kill)
-    assert ended(run.fork_hosts(2)) == [-9, 1]
+    assert ended(run.fork_hosts(2)) == [-9, 75]
     tiny.HOOKS.clear()
     assert ended(run.fork_hosts(2)) == [0, 0]
     assert_equal(run, pair)
@@ -75,7 +75,7 @@ def test_a_host_that_holds_the_others_up_is_named_once_and_each_stage_s_own_rank
 
 def test_a_rank_that_hangs_ends_the_attempt_on_all_hosts(run: Run, pair: Run) -> None:
     at_host(_SECOND, 5, lambda: time.sleep(90))
-    assert ended(run.fork_hosts(2, "--watchdog-seconds=3")) == [1, 1]
+    assert ended(run.fork_hosts(2, "--watchdog-seconds=3")) == [1, 75]
     assert run.head.checkpoints[-1].step == 3
     tiny.HOOKS.clear()
     assert ended(run.fork_hosts(2)) == [0, 0]
@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_ends_the_attempt_on_all_hosts(run: Run, pair: Run) ->
 
 def test_an_evaluation_before_the_first_step_names_no_host(run: Run) -> None:
     at_host(_SECOND, 6, kill)
-    assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [1, -9]
+    assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [75, -9]
     assert run.head.checkpoints[-1].step == 4, "an epoch, not yet evaluated"
     tiny.HOOKS.clear()
     assert ended(run.fork_hosts(2)) == [0, 0]
@@ -180,7 +180,7 @@ def test_fails_in_one_sentence_if_a_host_is_lost_while_another_is_awaited() -> N
         hosts = Hosts(names=names, own=own, port=port, meeting_seconds=60)
         try:
             meet(hosts, {}, lambda: None)
-        except AttemptEndedError as error:
+        except InterruptedRunError as error:
             said.append(str(error))
 
     said = list[str]()
