@@ -49,6 +49,10 @@ _KEPT = {
         _plan(_host(500.0, "power off")),
         ("a lost host that nobody watches", "no probes", "no exit after a lost host"),
     ),
+    "a power cut just before all have met": (
+        _plan(_host(282.0, "power off", 1), restarts="one", hosts=4, ranks=1, seed=1),
+        ("no end to what is repeated",),
+    ),
     "a cut": (
         _plan(_host(500.0, "cut", 1, 90.0), restarts="one"),
         ("no probes",),

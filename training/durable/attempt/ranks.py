@@ -312,6 +312,8 @@ def _probe(connection: socket.socket) -> None:
         ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
         ("TCP_KEEPINTVL", _PROBE_EVERY_SECONDS),
         ("TCP_KEEPCNT", _MOST_PROBES),
+        # What is sent is not probed for: without this it is repeated for a quarter of an hour.
+        ("TCP_USER_TIMEOUT", 1000 * (_PROBE_AFTER_SECONDS + _PROBE_EVERY_SECONDS * _MOST_PROBES)),
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from contract.errors import UserError
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port, wait_for
-from training.durable.attempt.ranks import Hosts, _Meeting, meet
+from training.durable.attempt.ranks import Hosts, _Meeting, _probe, meet
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 
@@ -170,6 +171,17 @@ def test_a_connection_that_breaks_is_a_lost_host() -> None:
     theirs.close()
     assert heard.wait(30) and said == ["host algo-2 is lost"]
     ours.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the option")
+def test_what_a_lost_host_does_not_acknowledge_is_repeated_no_longer_than_probes_are() -> None:
+    with (
+        socket.create_server((_FIRST, 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        _probe(connection)
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert found == 7000
 
 
 def test_fails_in_one_sentence_if_a_host_is_lost_while_another_is_awaited() -> None:
