@@ -172,6 +172,7 @@ class World:
     def __init__(self, place: RankEnvironment, device: torch.device) -> None:
         self.rank = place.rank
         self.size = place.world_size
+        self.begins_host = place.local_rank == 0  # which has a dataset of its own
         self.device = device
         self.hosts = place.hosts
         self._pending: Tensor | Sequence[float] | None = None
