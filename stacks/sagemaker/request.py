@@ -141,8 +141,6 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
             continue
         if not num_groups:
             yield f"--metric {name} is {regex!r}: put the number in parentheses"
-    if request["ResourceConfig"].get("VolumeSizeInGB", 1) < 1:
-        yield "--volume-gib must be at least 1"
 
 
 def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:

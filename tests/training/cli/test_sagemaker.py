@@ -289,4 +289,5 @@ def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: 
     _job(tmp_path)
     job = _read_job(tmp_path, {})
     assert sagemaker._await_the_end(job, time.monotonic() - 1000, "it has ended") == 143
-    assert job.failure_file.read_text().startswith("interrupted, it has ended: submit the same")
+    reason = (tmp_path / "output" / "failure").read_text()
+    assert reason.startswith("interrupted, it has ended: submit the same")
