@@ -230,7 +230,8 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     for name, value in hyperparameters.items():
         if (option := name.replace("-", "_")) in OPTIONS:
             check_option(option, value)
-    recipe = {recipe_field(n): v for n, v in pairs.items() if n not in SAGEMAKER_OPTIONS}
+    others = [name for name in pairs if name not in SAGEMAKER_OPTIONS]
+    recipe = {recipe_field(name, options.workload): pairs[name] for name in others}
     if recipe and options.workload in known:  # the user's own is in the image
         describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])
     parsed = {

@@ -81,7 +81,8 @@ def _read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
     # A job that is started again on another instance has the same name.
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{own}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    arguments += [f"--override={recipe_field(name)}={value}" for name, value in given.items()]
+    for name, value in given.items():
+        arguments.append(f"--override={recipe_field(name, options['workload'])}={value}")
     arguments += [f"--writer={writer}", f"--scratch={scratch}"]
     if len(hosts) > 1:
         arguments.append(f"--hosts={own}@{','.join(hosts)}")

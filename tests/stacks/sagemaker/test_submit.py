@@ -90,6 +90,14 @@ def test_what_is_submitted_is_what_the_container_reads(
     assert set(request["HyperParameters"]) <= set(SAGEMAKER_OPTIONS)
 
 
+def test_usual_names_stand_for_fields_but_in_a_workload_of_one_s_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for workload, field in (("trajectory", "learning_rate"), ("mine:MINE", "lr")):
+        request = _request(capsys, workload=workload, hyperparameter="lr=0.1")
+        assert request["HyperParameters"][field] == "0.1"
+
+
 def test_several_instances_train_as_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     request = _request(capsys, "--spot", instances="4")
     assert request["ResourceConfig"]["InstanceCount"] == 4
