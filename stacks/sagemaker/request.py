@@ -75,6 +75,8 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
             "InstanceCount": s.instances,
         },
         "StoppingCondition": stopping,
+        # After the loss of an instance, an InternalServerError; the limits are for all attempts.
+        "RetryStrategy": {"MaximumRetryAttempts": 30},
         "EnableManagedSpotTraining": s.max_wait_hours is not None,
     }
     if not _instance_store_gb(s.instance_type):

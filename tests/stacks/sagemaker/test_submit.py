@@ -64,6 +64,7 @@ def test_a_dry_run_prints_a_request_that_botocore_accepts(
         "MaxWaitTimeInSeconds": 14400,
     }
     assert request["EnableManagedSpotTraining"] is True
+    assert request["RetryStrategy"] == {"MaximumRetryAttempts": 30}
     assert request["HyperParameters"]["epochs"] == "3"
     assert "CheckpointConfig" not in request and "VolumeSizeInGB" not in request["ResourceConfig"]
     on_demand = _request(capsys, instance_type="ml.c5.xlarge", volume_gib="50")
