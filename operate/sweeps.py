@@ -56,8 +56,7 @@ class OperatedSweep:
         for one in self.swept.runs:
             row, jobs = one.row(), self.states.get(one.run.name, [])
             if jobs and row["state"] not in ("finished", "failed") and not jobs[-1].is_over:
-                waited = jobs[-1].status in _QUEUED
-                row["state"] = "queued" if waited else "running"
+                row["state"] = "queued" if jobs[-1].status in _QUEUED else "running"
             elif jobs and row["state"] == "running":
                 row["state"] = "interrupted"
             rows.append({**row, "usd": self.swept.usd.get(one.run.name)})

@@ -78,9 +78,7 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
     """Queue a job for each run of the sweep that has not finished and has no current job."""
     try:
         sweep, unfinished = read_sweep(options.runs_uri, options.sweep_file, client)
-        objects = None
-        if options.sweep_file is None:
-            objects = SweepObjects(options.runs_uri, client)
+        objects = None if options.sweep_file else SweepObjects(options.runs_uri, client)
         kept, states = _queued(options, objects, client)
     except (BotoCoreError, ClientError) as error:
         print(f"sagemaker: the sweep of {options.runs_uri} was not read: {error}", file=sys.stderr)

@@ -133,10 +133,8 @@ class QueuedSweep:
             each["serviceResourceId"]["value"] for each in attempts if "serviceResourceId" in each
         }
         seconds = sum(_billed_seconds(arn, sagemaker) for arn in arns)
-        return JobState(
-            status=found["status"],
-            usd=None if self.usd_per_hour is None else seconds / 3600 * self.usd_per_hour,
-        )
+        usd = None if self.usd_per_hour is None else seconds / 3600 * self.usd_per_hour
+        return JobState(status=found["status"], usd=usd)
 
     def end(self, jobs: Sequence[str], reason: str) -> None:
         """Ask that these jobs end; those that run get SIGTERM and save."""
