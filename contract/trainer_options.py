@@ -129,10 +129,13 @@ _FIELDS: Mapping[str, str] = {
 }
 
 
-def recipe_field(hyperparameter: str) -> str:
-    """Return the field of the recipe that a hyperparameter sets: `batch-size` is `global_batch`."""
+def recipe_field(hyperparameter: str, workload: str) -> str:
+    """Return the field of the recipe that a hyperparameter sets: `batch-size` is `global_batch`.
+
+    The user's own workload may have a field with such a name, so there each is what it says.
+    """
     name = hyperparameter.replace("-", "_")
-    return _FIELDS.get(name, name)
+    return name if ":" in workload else _FIELDS.get(name, name)
 
 
 def check_option(name: str, text: str) -> None:

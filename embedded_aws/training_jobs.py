@@ -285,10 +285,11 @@ class TrainingJob:
         failed = next((k for k, code in enumerate(codes) if code), None)
         failure = self.containers[failed or 0].root / "output" / "failure"
         self.kill()
-        if self.ending == "interruption":
-            # A managed Spot job restarts by itself, on other instances.
+        retries = self.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+        if self.ending == "interruption" or (self.ending == "loss" and self.num_starts <= retries):
+            # A managed Spot job restarts by itself, on other instances, and one that is retried.
+            self._enter("Interrupted" if self.ending == "interruption" else "Starting")
             self.ending = ""
-            self._enter("Interrupted")
         elif self.ending:
             self._end(*_ENDS[self.ending])
         elif failed is None:

@@ -66,8 +66,9 @@ def _print(found: Any, *, as_json: bool) -> None:
     elif isinstance(found, dict):
         print(f"[ok] {found['run']} {found['done']}" if "done" in found else as_text(found))
     else:
-        usd = sum(row["usd"] or 0.0 for row in found)
-        show_table(found, notes=[f"${usd:.2f} in total"] if found else ["none here"])
+        usd = [row["usd"] for row in found]
+        total = "at least " * (None in usd) + f"${sum(filter(None, usd)):.2f} in total"
+        show_table(found, notes=[total] if found else ["none here"])
 
 
 def _cost(options: argparse.Namespace) -> list[dict[str, Any]] | dict[str, Any] | None:

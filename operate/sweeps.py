@@ -56,8 +56,9 @@ class OperatedSweep:
         for one in self.swept.runs:
             row, jobs = one.row(), self.states.get(one.run.name, [])
             if jobs and row["state"] not in ("finished", "failed") and not jobs[-1].is_over:
-                waited = jobs[-1].status in _QUEUED
-                row["state"] = "queued" if waited else "running"
+                row["state"] = "queued" if jobs[-1].status in _QUEUED else "running"
+            elif jobs and row["state"] == "running":
+                row["state"] = "interrupted"
             rows.append({**row, "usd": self.swept.usd.get(one.run.name)})
         return rows
 
@@ -100,18 +101,22 @@ def _look(found: SweptRuns) -> OperatedSweep:
 
 
 def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
-    """End its jobs, waiting ones first, and wait until those that train have saved."""
+    """End its jobs, waiting ones first, until none is left; those that train save first."""
     if sweep.queued is None:
         if "://" in sweep.uri:
             raise UserError(f"no job was queued for {sweep.uri}")
         stop_process(Path(sweep.uri))
         return {"run": sweep.id, "done": "is stopped, its runs saved"}
-    live = sweep.live()
-    sweep.queued.end([job for _, job in live], reason or "runs stop")
-    say(f"{len(live)} jobs are asked to end; running ones save first, and SageMaker takes 120 s")
-    while any(not each.is_over for jobs in sweep.queued.look().values() for each in jobs):
-        time.sleep(_POLL_SECONDS)
-    return {"run": sweep.id, "done": f"is stopped: {len(live)} jobs have saved and ended"}
+    num_ended = 0
+    while live := sweep.live():  # somebody may still be queueing it
+        assert sweep.queued is not None
+        sweep.queued.end([job for _, job in live], reason or "runs stop")
+        say(f"{len(live)} jobs are asked to end; running ones save first: SageMaker takes 120 s")
+        while any(not each.is_over for jobs in sweep.queued.look().values() for each in jobs):
+            time.sleep(_POLL_SECONDS)
+        num_ended += len(live)
+        sweep = _look(sweep.found)
+    return {"run": sweep.id, "done": f"is stopped: {num_ended} jobs have ended"}
 
 
 def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:

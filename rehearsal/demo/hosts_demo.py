@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class HostsDemo(Demo):
         stacks.aws.service_jobs.variables = {"PYTHONPATH": str(self.options.source or "")}
         run = bucket_files(stacks.aws.client("s3"), f"{stacks.output(SWEEPS, 'SweepsUri')}demo")
         self._begin()
-        jobs = [self._submit(run)]
+        job = self._submit(run)
         reader = LineReader(lambda: run.sizes(METRICS), lambda names: map(run.read, names))
 
         def is_over() -> bool:
@@ -59,18 +59,16 @@ class HostsDemo(Demo):
                 if line["kind"] in ("step", "prepare"):
                     self._latest = line
                     if self._is_new:
-                        self._first.setdefault(sum(job.num_starts for job in jobs), time.time())
-            self._look(jobs[-1], run)
-            if jobs[-1].status == "Failed" and jobs[-1].ending == "loss":
-                jobs.append(self._submit(run))
-            return jobs[-1].is_over
+                        self._first.setdefault(job.num_starts, time.time())
+            self._look(job, run)
+            return job.is_over
 
-        self._wait(lambda: f"the job {jobs[-1].name}", is_over)
-        if jobs[-1].status != "Completed":
-            raise RehearsalFailed(f"the job is {jobs[-1].status}: {jobs[-1].reason}")
+        self._wait(lambda: f"the job {job.name}", is_over)
+        if job.status != "Completed":
+            raise RehearsalFailed(f"the job is {job.status}: {job.reason}")
         self._finish(reference)
         whole = FolderFiles(folder=folder)
-        receipt = self._receipt(jobs, run, whole, resources)
+        receipt = self._receipt(job, run, whole, resources)
         return receipt, loss_curves(run, whole, receipt)
 
     def _begin(self) -> None:
@@ -143,7 +141,7 @@ class HostsDemo(Demo):
 
     def _receipt(
         self,
-        jobs: Sequence[TrainingJob],
+        job: TrainingJob,
         run: BucketFiles,
         whole: FolderFiles,
         resources: Mapping[str, int],
@@ -151,7 +149,7 @@ class HostsDemo(Demo):
         ours, theirs = read_json(run, RECEIPT) or {}, read_json(whole, RECEIPT) or {}
         num_lines = sum(line["kind"] == "step" for line in read_metrics(run))
         lost = num_lines - len(read_steps(run))
-        starts, network = sum(job.num_starts for job in jobs), jobs[-1].network
+        starts, network = job.num_starts, job.network
         assert network is not None
         is_isolated = network.is_isolated
         place = "in network namespaces" if is_isolated else "on one loopback, as processes"
@@ -165,22 +163,22 @@ class HostsDemo(Demo):
             "interruptions": len(self.interruptions),
             "notice_seconds": self.notice_seconds,
             **results(run, whole, ours, theirs, self.interruptions, lost),
-            "instances_running": sum(len(job.containers) for job in jobs),
+            "instances_running": len(job.containers),
             "processes_left": self.stacks.processes_left(self.stacks.folder),
             **usage(keep(self.stacks.aws.access.evidence.report(), self.stacks.folder)),
-            "machines": list(self._bars(jobs)),
+            "machines": list(self._bars(job)),
             "seconds": round(time.monotonic() - self.started, 1),
         }
 
-    def _bars(self, jobs: Sequence[TrainingJob]) -> Iterator[dict[str, Any]]:
+    def _bars(self, job: TrainingJob) -> Iterator[dict[str, Any]]:
         """Yield each host's time in each start, for the timeline."""
-        starts = [each for job in jobs for each in job.transitions if each["Status"] == "Training"]
+        starts = [each for each in job.transitions if each["Status"] == "Training"]
         for number, start in enumerate(starts, start=1):
             first = self._first.get(number)
-            for host in jobs[0].network.hosts if jobs[0].network else ():
+            for host in job.network.hosts if job.network else ():
                 yield {
                     "instance": f"{host}, start {number}",
-                    "at": start["StartTime"] - jobs[0].created,
+                    "at": start["StartTime"] - job.created,
                     "seconds": start["EndTime"] - start["StartTime"],
                     "seconds_to_first_progress": first and first - start["StartTime"],
                     "ended": "finished" if number == len(starts) else "all restart",

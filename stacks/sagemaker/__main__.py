@@ -78,9 +78,7 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
     """Queue a job for each run of the sweep that has not finished and has no current job."""
     try:
         sweep, unfinished = read_sweep(options.runs_uri, options.sweep_file, client)
-        objects = None
-        if options.sweep_file is None:
-            objects = SweepObjects(options.runs_uri, client)
+        objects = None if options.sweep_file else SweepObjects(options.runs_uri, client)
         kept, states = _queued(options, objects, client)
     except (BotoCoreError, ClientError) as error:
         print(f"sagemaker: the sweep of {options.runs_uri} was not read: {error}", file=sys.stderr)
@@ -127,7 +125,9 @@ def _queued(
     options: argparse.Namespace, objects: SweepObjects | None, client: Callable[[str], Any]
 ) -> tuple[QueuedSweep, dict[str, list[JobState]]]:
     """Return what was queued before, updated by the options, and the jobs' current states."""
-    usd = options.usd_per_hour or ON_DEMAND_USD_PER_HOUR.get(options.instance_type)
+    usd = options.usd_per_hour
+    if usd is None and ".us-east-1." in options.image:  # whose prices these are
+        usd = ON_DEMAND_USD_PER_HOUR.get(options.instance_type)
     if options.max_usd is not None and usd is None:
         raise ValueError(
             f"--max-usd is {options.max_usd:g}, but the price of {options.instance_type} is not "
@@ -228,7 +228,8 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     for name, value in hyperparameters.items():
         if (option := name.replace("-", "_")) in OPTIONS:
             check_option(option, value)
-    recipe = {recipe_field(n): v for n, v in pairs.items() if n not in SAGEMAKER_OPTIONS}
+    others = [name for name in pairs if name not in SAGEMAKER_OPTIONS]
+    recipe = {recipe_field(name, options.workload): pairs[name] for name in others}
     if recipe and options.workload in known:  # the user's own is in the image
         describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])
     parsed = {
@@ -283,7 +284,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--priority", type=int, help="priority within the queue or the share")
     add("--share", default="", help="share of a fair-share queue")
     add("--max-usd", type=_positive, help="limit of the entire sweep; default: none")
-    add("--usd-per-hour", type=_positive, help="price of one instance; default: as known here")
+    add("--usd-per-hour", type=_positive, help="price of an instance; known here for us-east-1")
     _add_job(sweep)
     options = parser.parse_args(arguments)
     # What `runs resume` passes again.
@@ -302,7 +303,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("--max-hours", type=_positive, default=24.0, help="time limit of a job: %(default)s")
     add("--spot", action="store_true", help="managed Spot training")
     add("--max-wait-hours", type=_positive, help="with waiting for Spot; default: 2 x --max-hours")
-    add("--volume-gib", type=int, default=200, help="for a size without disks: %(default)s")
+    add("--volume-gib", type=_count, default=200, help="for a size without disks: %(default)s")
     more: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     add("--hyperparameter", help="a field of the recipe, or an option of training run", **more)
     add("--channel", help="train, validation or test: s3://... of files for `data import`", **more)

@@ -17,10 +17,9 @@ def price_note(instance_type: str, hours: float, instances: int = 1) -> str:
     compared = f"EC2's {size} ${ec2:.3f}" if ec2 else f"no price of EC2's {size} is known"
     usd = ON_DEMAND_USD_PER_HOUR.get(instance_type)
     if usd is None:
-        lowest, highest = _range()
         return (
             f"the price of {instance_type} is not known here ({compared} an hour on demand; the g5 "
-            f"sizes that are known cost {lowest:.2f} to {highest:.2f} times EC2's)"
+            "sizes that are known cost 1.25 to 1.40 times EC2's)"
         )
     many = f" on {instances} instances" if instances > 1 else ""
     return (
@@ -28,14 +27,3 @@ def price_note(instance_type: str, hours: float, instances: int = 1) -> str:
         f"most ${usd * hours * instances:.2f} for {hours:g} h{many}; managed Spot costs less, how "
         "much is not known"
     )
-
-
-def _range() -> tuple[float, float]:
-    """Return the lowest and the highest ratio of known prices to EC2's."""
-    sizes = catalogue.instances()
-    ratios = [
-        usd / price
-        for name, usd in ON_DEMAND_USD_PER_HOUR.items()
-        if (price := sizes[name.removeprefix("ml.")].on_demand_usd_per_hour)
-    ]
-    return min(ratios), max(ratios)

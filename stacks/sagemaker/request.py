@@ -76,6 +76,8 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
             "InstanceCount": s.instances,
         },
         "StoppingCondition": stopping,
+        # After the loss of an instance, an InternalServerError; the limits are for all attempts.
+        "RetryStrategy": {"MaximumRetryAttempts": 30},
         "EnableManagedSpotTraining": s.max_wait_hours is not None,
     }
     if not _instance_store_gb(s.instance_type):
@@ -142,8 +144,6 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
             continue
         if not num_groups:
             yield f"--metric {name} is {regex!r}: put the number in parentheses"
-    if request["ResourceConfig"].get("VolumeSizeInGB", 1) < 1:
-        yield "--volume-gib must be at least 1"
 
 
 def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:

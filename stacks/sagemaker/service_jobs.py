@@ -81,9 +81,7 @@ class JobState:
     """The current state of one service job."""
 
     status: str  # Batch's word; "gone" once Batch has forgotten it
-    reason: str
     usd: float | None  # what its training jobs have cost; None: unknown
-    created: float
 
     @property
     def is_over(self) -> bool:
@@ -129,18 +127,14 @@ class QueuedSweep:
         except ClientError as error:
             if error.response["Error"]["Code"] != "ClientException":
                 raise
-            return JobState(status="gone", reason=str(error), usd=self.usd_of_job, created=0.0)
+            return JobState(status="gone", usd=None)
         attempts = [*found.get("attempts", []), found.get("latestAttempt", {})]
         arns = {
             each["serviceResourceId"]["value"] for each in attempts if "serviceResourceId" in each
         }
         seconds = sum(_billed_seconds(arn, sagemaker) for arn in arns)
-        return JobState(
-            status=found["status"],
-            reason=found.get("statusReason", ""),
-            usd=None if self.usd_per_hour is None else seconds / 3600 * self.usd_per_hour,
-            created=found["createdAt"] / 1000,
-        )
+        usd = None if self.usd_per_hour is None else seconds / 3600 * self.usd_per_hour
+        return JobState(status=found["status"], usd=usd)
 
     def end(self, jobs: Sequence[str], reason: str) -> None:
         """Ask that these jobs end; those that run get SIGTERM and save."""
@@ -149,10 +143,10 @@ class QueuedSweep:
             batch.terminate_service_job(jobId=job, reason=reason)
 
     def reserved(self, states: Mapping[str, Sequence[JobState]]) -> float:
-        """Return the dollars spent plus the most that queued and running jobs may still cost."""
+        """Return the dollars spent plus the most that other jobs may still, or may have, cost."""
         of_job = self.usd_of_job or 0.0
         every = [each for jobs in states.values() for each in jobs]
-        return sum((each.usd or 0.0) if each.is_over else of_job for each in every)
+        return sum(each.usd if each.is_over and each.usd is not None else of_job for each in every)
 
 
 def _billed_seconds(arn: str, sagemaker: Any) -> float:

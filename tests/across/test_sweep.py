@@ -186,7 +186,7 @@ def test_a_sweep_of_twelve_with_a_third_taken_equals_unbroken_runs(
     capsys.readouterr()
     assert sagemaker(account.queue("rates", "--max-usd", str(MAX_USD))) == 0
     said = capsys.readouterr()
-    assert "[ok] 7 of 12 runs are queued, 0 were already, 0 had finished" in said.out
+    assert "[ok] 7 of 12 runs are queued, 0 were already, 0 had ended" in said.out
     assert "5 runs are not queued: a run is queued only while" in said.err
     sweep = _found("rates")
     names = [one.run.name for one in sweep.swept.runs]
@@ -258,7 +258,7 @@ def test_a_stop_saves_what_trains_and_a_resume_goes_on(
         time.sleep(0.2)
     assert [row["state"] for row in runs("status", "stops")][-1] == "queued"  # the limit is three
     done = runs("stop", "stops", "--reason=lunch")["done"]
-    assert done == "is stopped: 4 jobs have saved and ended"
+    assert done == "is stopped: 4 jobs have ended"
     rows = runs("status", "stops")
     assert rows[0]["state"] == "interrupted" and rows[-1]["state"] == "not started"
     head = Head.read(first.store)

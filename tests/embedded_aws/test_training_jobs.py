@@ -89,6 +89,17 @@ def test_a_host_lost_without_a_word_fails_the_job_once_sagemaker_takes_note(
     assert other.poll() is not None and "signaled" not in job.log(first)
 
 
+def test_a_job_that_lost_a_host_is_retried_as_often_as_it_asks(job: TrainingJob) -> None:
+    job.request = {**job.request, "RetryStrategy": {"MaximumRetryAttempts": 1}}
+    _, second = _started(job)
+    job.lose(second)
+    _started(job, times=2)
+    assert _statuses(job) == ["Starting", "Training", "Starting", "Training"]
+    job.lose(second)
+    _until(job, lambda: job.is_over)
+    assert job.status == "Failed" and job.num_starts == 2
+
+
 def test_a_stop_is_for_all_hosts_and_the_time_counts_once(job: TrainingJob) -> None:
     first, second = _started(job)
     job.signal("stop")

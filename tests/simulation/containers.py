@@ -55,6 +55,7 @@ class Container(RankedHost):
         self.noticed_at = math.inf
         self.data = "d"  # the fingerprint of its dataset
         self.codes: list[int] = []  # of its trainers
+        self.num_own = 0  # of what may fail its trainers, besides the loss of other hosts
         self.is_given_up = False  # by SageMaker, which has started another one
         self.unreachable_until = self.dark_until = 0.0  # for the others; S3 for it
 
@@ -157,7 +158,9 @@ class HostAttempt(RankedAttempt):
                     process.meeting = Meeting(host, 1, is_gpu=self.plan.is_gpu)
                 return self._as_rank(place, supervisor, self.options)
         except (RuntimeError, OSError) as error:
-            if type(error) is AttemptEndedError or not _is_of_network(error):
+            is_unnamed = type(error) is not AttemptEndedError and _is_of_network(error)
+            host.num_own += is_unnamed or "did not come within" in str(error)
+            if not is_unnamed:
                 raise
             self.world.facts["unnamed losses"] += 1
             raise AttemptEndedError(str(error)) from error  # Python ends with 1, too

@@ -18,6 +18,9 @@ from training.engine.attempt import _WorkloadJob
 FAULTS: Mapping[str, Fault] = {
     "a lost host that nobody watches": _fault(_Meeting, "watch", _nothing, "a lost host"),
     "no probes": _fault(ranks_file, "_probe", _nothing, "a lost host"),
+    "no end to what is repeated": _text(
+        ranks_file, "_probe", "if hasattr(socket, name):", 'if "USER" not in name:', "work goes on"
+    ),
     "facts are not compared": _text(
         ranks_file, "_gather", "if theirs.get(what) != fact]", "if False]", "same data"
     ),
@@ -36,6 +39,10 @@ FAULTS: Mapping[str, Fault] = {
     "one failure ends the job": _fault(
         sagemaker._Command.__init__, "__defaults__",
         (sagemaker._Command.__init__.__defaults__[0], 1, None),  # type: ignore[index]
+        "a job fails for a cause",
+    ),
+    "others' losses are counted": _text(
+        RankEnvironment, "meeting", "partial(report, code=Exit.INTERRUPTED)", "report",
         "a job fails for a cause",
     ),
     "two leaders": _text(

@@ -133,7 +133,9 @@ class JobWorld(Promised):
         self.facts["failed jobs"] += 1
         failed = [each for each in container.codes if each not in (0, 75)]
         has_waited = CLOCK.now - container.noticed_at > NOTICE_SECONDS + 29.0
-        if not (code == 143 and has_waited) and len(failed) < 3 and 2 not in failed:
+        is_troubled = 74 in failed or any(each.what == "s3" for each in self.plan.happenings)
+        many = len(failed) >= 3 and (container.num_own >= 3 or is_troubled)
+        if not (code == 143 and has_waited) and not many and 2 not in failed:
             self.breaks("a job fails for a cause", f"{container.name} with {code} of {failed}")
         self.tell("the job has failed")
         self._end_all()
@@ -246,6 +248,7 @@ class JobWorld(Promised):
 
     def _isolate(self, host: Container, each: Happening) -> None:
         """Cut it off from the others, or from S3, too; or let it stand still."""
+        host.num_own += each.how != "cut"
         host.unreachable_until = CLOCK.now + each.seconds
         if each.how == "cut from all":
             host.dark_until = host.unreachable_until
@@ -290,6 +293,8 @@ class JobWorld(Promised):
         if not processes:
             return
         process = processes[int(each.whose or 0) % len(processes)]
+        for one in self.running if each.how.startswith("hang") else [host]:
+            one.num_own += 1
         if each.how == "slow":
             host.slow = process.rank, CLOCK.now + each.seconds, SLOWEST
         elif each.how.startswith("hang"):
@@ -326,7 +331,9 @@ class JobWorld(Promised):
         is_known = since < 20 * MINUTE or self.was_troubled() or self.hangs_now or not self.is_whole
         if code == 2:
             is_known = self.facts["other data"] > 0
-        if code not in (0, 75) and not (is_known and code in _KNOWN):
+        # Who has been told to end, or has lost another host, exits with 75; not after the end.
+        is_failure = code not in (0, 75) or (code == 75 and self.ended_at and not host.is_noticed)
+        if is_failure and not (is_known and code in (*_KNOWN, 75)):
             self.breaks("an attempt fails for a cause", f"{host.name} exited with {code}")
         host.codes.append(code)
         # An end waits ten minutes for a host that is lost.

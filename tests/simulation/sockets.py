@@ -1,8 +1,9 @@
 """The sockets by which hosts meet, in virtual time: what ranks.py asks of `socket` and `select`.
 
 A process that ends breaks its connections at once, where the network brings word of it. A machine
-without power, or cut off, says nothing: Linux's probes find out within 7 s, unless something that
-was sent is not yet acknowledged: then they wait for its repetition, a quarter of an hour.
+without power, or cut off, says nothing: Linux's probes find out within 7 s. There are none while
+something that was sent is not acknowledged: that is repeated for TCP_USER_TIMEOUT, or for a quarter
+of an hour.
 """
 
 import errno
@@ -67,7 +68,7 @@ class _Socket:
         self.queue: list[_Socket] = []  # that have connected
         self.changed = Event()
         self.error: OSError | None = None
-        self.is_probed = self.has_ended = self.is_shut = self.is_closed = False
+        self.is_probed = self.is_timed = self.has_ended = self.is_shut = self.is_closed = False
         self.silent_since = math.inf
         self._timeout: float | None = None
         self._port = 0
@@ -80,6 +81,7 @@ class _Socket:
 
     def setsockopt(self, level: int, name: int, value: int) -> None:
         self.is_probed |= name == real.SO_KEEPALIVE and bool(value)
+        self.is_timed |= name == real.TCP_USER_TIMEOUT and value == 1000 * _PROBED_SECONDS
 
     def getsockname(self) -> tuple[str, int]:
         return "", self._port
@@ -177,7 +179,7 @@ class _Socket:
     def _probe(self) -> None:
         since = self.silent_since
         sleep(_PROBED_SECONDS - CLOCK.luck.uniform(0, 2))
-        if self.unsent or not self.is_probed:
+        if not (self.is_timed if self.unsent else self.is_probed):
             sleep(_REPEATED_SECONDS)
         if self.silent_since == since and (self.is_probed or self.unsent):
             self.break_with(errno.ETIMEDOUT)
@@ -221,7 +223,7 @@ def _select(readers: list[_Socket], _: Any, __: Any, seconds: float) -> tuple[li
 
 _NAMES = (
     "SHUT_RDWR", "SOL_SOCKET", "SO_KEEPALIVE", "IPPROTO_TCP", "TCP_KEEPIDLE", "TCP_KEEPINTVL",
-    "TCP_KEEPCNT",
+    "TCP_KEEPCNT", "TCP_USER_TIMEOUT",
 )  # fmt: skip
 _SOCKET = SimpleNamespace(
     socket=_Socket,

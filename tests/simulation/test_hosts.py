@@ -49,9 +49,13 @@ _KEPT = {
         _plan(_host(500.0, "power off")),
         ("a lost host that nobody watches", "no probes", "no exit after a lost host"),
     ),
+    "a power cut just before all have met": (
+        _plan(_host(282.0, "power off", 1), restarts="one", hosts=4, ranks=1, seed=1),
+        ("no end to what is repeated",),
+    ),
     "a cut": (
         _plan(_host(500.0, "cut", 1, 90.0), restarts="one"),
-        ("no probes", "one failure ends the job"),
+        ("no probes",),
     ),
     "a notice to one host": (
         _plan(_host(500.0, "notice to one", 1)),
@@ -60,6 +64,10 @@ _KEPT = {
     "a notice to all": (
         _plan(_host(500.0, "notice to all")),
         ("SIGTERM is not passed on", "no wait for the end"),
+    ),
+    "kills here and there": (
+        _plan(_host(400.0, "kill", 1), _host(500.0, "kill", 1), _host(600.0, "kill")),
+        ("others' losses are counted", "one failure ends the job"),
     ),
     "data that changes": (
         _plan(_host(450.0, "other data"), _host(500.0, "power off"), restarts="one"),

@@ -54,11 +54,6 @@ class _SageMakerJob:
     # Of `python -m training` before that, to make the dataset from channels of the user's files.
     importing: tuple[str, ...] | None = None
 
-    @property
-    def failure_file(self) -> Path:
-        """Its first kilobyte becomes the FailureReason of DescribeTrainingJob."""
-        return self.root / "output" / "failure"
-
 
 def _read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
     """Read input/config; UserError if this project cannot train that job."""
@@ -86,7 +81,8 @@ def _read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
     # A job that is started again on another instance has the same name.
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{own}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    arguments += [f"--override={recipe_field(name)}={value}" for name, value in given.items()]
+    for name, value in given.items():
+        arguments.append(f"--override={recipe_field(name, options['workload'])}={value}")
     arguments += [f"--writer={writer}", f"--scratch={scratch}"]
     if len(hosts) > 1:
         arguments.append(f"--hosts={own}@{','.join(hosts)}")
@@ -218,7 +214,7 @@ def _act(arguments: argparse.Namespace) -> int:
         return _train(job)
     except (UserError, StoreError) as error:
         # SageMaker shows a reason nowhere else.
-        _write_failure(root / "output" / "failure", str(error))
+        _write_failure(root, str(error))
         raise
 
 
@@ -239,7 +235,7 @@ def _train(job: _SageMakerJob) -> int:
             newest = head.checkpoints[-1:] if head else ()
             how = f"its last commit is of step {newest[0].step}" if newest else "it has ended"
         return _await_the_end(job, command.terminated_at, how)
-    _write_failure(job.failure_file, _reason_of_run(job) or command.reason(code))
+    _write_failure(job.root, _reason_of_run(job) or command.reason(code))
     return code if code > 0 else Exit.FAILED
 
 
@@ -371,14 +367,16 @@ def _await_the_end(job: _SageMakerJob, terminated_at: float, how: str) -> int:
     while (left := terminated_at + job.notice_seconds + _LATE_SECONDS - time.monotonic()) > 0:
         time.sleep(min(left, 1.0))
     _write_failure(
-        job.failure_file,
+        job.root,
         f"interrupted, {how}: submit the same job again, and {job.run_uri} resumes from its last "
         "commit",
     )
     return _EXIT_TERMINATED
 
 
-def _write_failure(path: Path, reason: str) -> None:
+def _write_failure(root: Path, reason: str) -> None:
+    """Write the FailureReason of DescribeTrainingJob."""
+    path = root / "output" / "failure"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(reason[:_MAX_REASON], encoding="utf-8")

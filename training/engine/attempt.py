@@ -65,13 +65,17 @@ _ROOMS = ("artifacts", "durable/attempt", "durable/save", "engine", "workloads/e
 
 def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended."""
+    code = {"code": code_fingerprint(module_of(options.workload), *_ROOMS)}
+    if options.source:
+        # The code fingerprint covers one of its modules; a shared shard may depend on any.
+        code["source"] = source_sha256(options.source)
     with (
         opened_dataset(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
         options.environment.meeting(
             supervisor,
             options.num_processes,
             options.scratch,
-            {"dataset": dataset.fingerprint, "run": options.store.uri},
+            {"run": options.store.uri, **_decisive(resolved, dataset), **code},
             arguments=options.arguments,
             start=options.start_rank,
         ) as environment,
@@ -88,17 +92,22 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             world=environment.world_size if resolved.depends_on_ranks else None,
             deterministic=config.deterministic,
             stages=resolved.numerics,
-            code=code_fingerprint(module_of(options.workload), *_ROOMS),
+            code=code["code"],
         )
-        if options.source:
-            # The code fingerprint covers one of its modules; a shared shard may depend on any.
-            key["source"] = source_sha256(options.source)
         world = World(environment, device)
-        job = _WorkloadJob(options, resolved, dataset, world, key)
+        job = _WorkloadJob(options, resolved, dataset, world, {**key, **code})
         if world.leads:
             _log_beginning(options, resolved, dataset, device)
         with world.leaving(), contextlib.closing(job):
             return job.lead(supervisor) if world.leads else job.follow(supervisor)
+
+
+def _decisive(resolved: ResolvedWorkload, dataset: LocalDataset) -> dict[str, Any]:
+    """Return what all hosts must have alike, as each trains with its own."""
+    apart = resolved.workload.placement_fields | {"loader_workers"}
+    config = {n: value for n, value in recorded(resolved.config).items() if n not in apart}
+    given = {"dataset": dataset.fingerprint, "origin": resolved.origin and asdict(resolved.origin)}
+    return {**given, **{f"config field {name}": config[name] for name in config}}
 
 
 def _log_beginning(

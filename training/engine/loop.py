@@ -83,7 +83,7 @@ class StageLoop:
                 "use a lower ema_decay or ema_every_steps"
             )
         is_ahead = position.stage_step < self._plan.num_steps  # else there is only an evaluation
-        if context.world.leads and is_ahead and implements(samples, Samples.files):
+        if context.world.begins_host and is_ahead and implements(samples, Samples.files):
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
         with context.supervisor.long_work.doing("model"):
             before = position.numerics.get(stage.name, {})

@@ -64,6 +64,7 @@ def test_a_dry_run_prints_a_request_that_botocore_accepts(
         "MaxWaitTimeInSeconds": 14400,
     }
     assert request["EnableManagedSpotTraining"] is True
+    assert request["RetryStrategy"] == {"MaximumRetryAttempts": 30}
     assert request["HyperParameters"]["epochs"] == "3"
     assert "CheckpointConfig" not in request and "VolumeSizeInGB" not in request["ResourceConfig"]
     on_demand = _request(capsys, instance_type="ml.c5.xlarge", volume_gib="50")
@@ -88,6 +89,14 @@ def test_what_is_submitted_is_what_the_container_reads(
         "--checkpoint-interval=auto",
     )
     assert set(request["HyperParameters"]) <= set(SAGEMAKER_OPTIONS)
+
+
+def test_usual_names_stand_for_fields_but_in_a_workload_of_one_s_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for workload, field in (("trajectory", "learning_rate"), ("mine:MINE", "lr")):
+        request = _request(capsys, workload=workload, hyperparameter="lr=0.1")
+        assert request["HyperParameters"][field] == "0.1"
 
 
 def test_several_instances_train_as_one_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +169,6 @@ def test_fails_in_one_sentence_where_aws_cannot_be_asked(
             "--instances 3 with 1 processes each are 3 ranks, and only",
         ),
         ({"instance_type": "ml.g5.12xlarge", "instances": "4"}, "with 4 processes each are 16"),
-        ({"instance_type": "ml.c5.xlarge", "volume_gib": "0"}, "--volume-gib must be at least 1"),
     ],
 )
 def test_fails_for_what_sagemaker_would_refuse(
@@ -169,6 +177,12 @@ def test_fails_for_what_sagemaker_would_refuse(
     assert main([*_arguments(**other), "--dry-run"], client=_never) == 2
     printed = capsys.readouterr()
     assert words in printed.err and printed.err.startswith("sagemaker: ") and printed.out == ""
+
+
+def test_fails_for_a_volume_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(_arguments(volume_gib="0"))
+    assert "argument --volume-gib: 0 is not positive" in capsys.readouterr().err
 
 
 def test_fails_for_a_wait_that_is_shorter_than_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,8 +218,13 @@ def test_a_price_that_is_unknown_is_called_so(capsys: pytest.CaptureFixture[str]
     known, other, foreign = capsys.readouterr().err.splitlines()
     assert "about $1.515 an hour" in known and "at most $15.15 for 10 h" in known
     assert "the price of ml.g5.4xlarge is not known here (EC2's g5.4xlarge $1.624" in other
-    assert "1.25 to 1.40 times EC2's" in other and "no price of EC2's m4.xlarge" in foreign
-    assert all(name.removeprefix("ml.") in catalogue.instances() for name in ON_DEMAND_USD_PER_HOUR)
+    sizes = catalogue.instances()
+    ratios = [
+        usd / (sizes[name.removeprefix("ml.")].on_demand_usd_per_hour or 0.0)
+        for name, usd in ON_DEMAND_USD_PER_HOUR.items()
+    ]
+    assert f"cost {min(ratios):.2f} to {max(ratios):.2f} times EC2's" in other
+    assert "no price of EC2's m4.xlarge" in foreign
 
 
 def test_files_of_one_s_own_are_channels_that_the_entry_point_imports(

@@ -334,6 +334,10 @@ def test_as_many_runs_are_queued_as_the_budget_takes(
             {"max_usd": "9", "instance_type": "ml.p4d.24xlarge"},
             "the price of ml.p4d.24xlarge is not known here; add --usd-per-hour",
         ),
+        (
+            {"max_usd": "900", "image": f"{_ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/training:1"},
+            "the price of ml.g5.2xlarge is not known here; add --usd-per-hour",
+        ),
         ({"max_usd": "1"}, "--max-usd is 1, but one run may cost $109.23 (3 attempts of 24 h)"),
     ],
 )

@@ -116,8 +116,8 @@ def test_a_mistake_is_the_failure_reason_of_the_job(
     assert f"error: {reason}" in capsys.readouterr().err
 
 
-def _job(root: Path, **hyperparameters: str) -> list[str]:
-    _given(root, workload="w", recipe="r", run__uri="s3://b/r", **hyperparameters)
+def _job(root: Path, workload: str = "w", **hyperparameters: str) -> list[str]:
+    _given(root, workload=workload, recipe="r", run__uri="s3://b/r", **hyperparameters)
     return list(_read_job(root, {}).arguments)
 
 
@@ -141,6 +141,11 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         "--override=global_batch=2",
         "--override=backbone_learning_rate=1e-5",
         "--override=width=256",
+    ]
+    own = _job(tmp_path, workload="mine:MINE", batch__size="2", lr="0.1")
+    assert [word for word in own if word.startswith("--override")] == [
+        "--override=batch_size=2",
+        "--override=lr=0.1",
     ]
     assert "--dataset-uri=s3://b/data" in _job(tmp_path, dataset__uri="s3://b/data")
 
@@ -289,4 +294,5 @@ def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: 
     _job(tmp_path)
     job = _read_job(tmp_path, {})
     assert sagemaker._await_the_end(job, time.monotonic() - 1000, "it has ended") == 143
-    assert job.failure_file.read_text().startswith("interrupted, it has ended: submit the same")
+    reason = (tmp_path / "output" / "failure").read_text()
+    assert reason.startswith("interrupted, it has ended: submit the same")

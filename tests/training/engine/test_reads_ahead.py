@@ -1,11 +1,13 @@
 """What a sync is told: the files that training will read, from its exact position on."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.training.hooks import interrupt_at
-from tests.training.runs import Run
+from tests.training.runs import Run, ended
 from tests.training.tiny import Rows
 from training.durable.store.local_dataset import LocalDataset
 from training.numerics import shuffled
@@ -36,6 +38,20 @@ def test_a_resumed_run_announces_the_rest_of_its_epoch_first(
     assert told[0] == order
     assert 0 < checkpoint.step * BATCH < NUM_ROWS
     assert told[1] == order[checkpoint.step * BATCH :]
+
+
+def test_each_host_tells_its_own_sync(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def tell(dataset: LocalDataset, names: Sequence[str]) -> None:
+        tmp_path.joinpath(os.environ["TEST_HOST"]).write_text(" ".join(names))
+
+    monkeypatch.setattr("tests.training.tiny.Rows", RowsInFiles)
+    monkeypatch.setattr(LocalDataset, "expect", tell)
+    interrupt_at("first", 2)
+    assert ended(run.fork_hosts(2)) == [75, 75]
+    told = [tmp_path.joinpath(name).read_text() for name in ("127.0.0.1", "127.0.0.2")]
+    assert told[0] == told[1] and len(told[0].split()) == NUM_ROWS
 
 
 def test_a_run_that_only_has_to_be_evaluated_asks_for_no_other_epoch(

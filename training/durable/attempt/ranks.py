@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeAlias
 
 from contract.errors import UserError
-from training.durable.errors import AttemptEndedError
+from training.durable.errors import AttemptEndedError, InterruptedRunError
 
 # How long another rank may take to notice that rank 0 has exited, before it is killed.
 _EXIT_SECONDS = 5.0
@@ -205,6 +205,7 @@ def meet(
     The first host's message is in `_Meeting.message` on all of them.
     """
     end = time.monotonic() + hosts.meeting_seconds
+    facts = json.loads(json.dumps(facts))  # as they arrive
     if hosts.number:
         return _join(hosts, facts, waiting, end)
     found: dict[str, socket.socket] = {}
@@ -293,8 +294,8 @@ def _join(
     return _Meeting(answer["address"], {leader: connection}, answer["said"])
 
 
-def _lost(name: str) -> AttemptEndedError:
-    return AttemptEndedError(f"host {name} was lost before all hosts had met")
+def _lost(name: str) -> InterruptedRunError:
+    return InterruptedRunError(f"host {name} was lost before all hosts had met")
 
 
 def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:
@@ -311,6 +312,8 @@ def _probe(connection: socket.socket) -> None:
         ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
         ("TCP_KEEPINTVL", _PROBE_EVERY_SECONDS),
         ("TCP_KEEPCNT", _MOST_PROBES),
+        # What is sent is not probed for: without this it is repeated for a quarter of an hour.
+        ("TCP_USER_TIMEOUT", 1000 * (_PROBE_AFTER_SECONDS + _PROBE_EVERY_SECONDS * _MOST_PROBES)),
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -237,8 +237,8 @@ class _LastResort:
             self._main_ends.clear()
         self._watch(notice)
 
-    def fail(self, why: str) -> None:
-        """End after a hang or a lost rank: print all stacks, release, exit 1 for a restart.
+    def fail(self, why: str, code: Exit = Exit.FAILED) -> None:
+        """End after a hang or a lost rank: print all stacks, release, exit for a restart.
 
         Under a notice the machine ends anyway: commit the staged copy and exit 75.
         """
@@ -253,10 +253,10 @@ class _LastResort:
             notice = self._interruption.notice
             if notice is not None:
                 self._end(notice)
-            self._release_and_exit(Exit.FAILED)
+            self._release_and_exit(code)
 
-    def end_without(self, why: str, has_ended: threading.Event) -> None:
-        """After `fail`, where the main thread ends by itself: exit 1 if that waits for who is gone.
+    def end_without(self, why: str, has_ended: threading.Event, code: Exit = Exit.FAILED) -> None:
+        """After `fail`, where the main thread ends by itself: exit if that waits for who is gone.
 
         While the run is not over, rank 0 may still upload its result, for which it needs nobody;
         after that only collective calls are left, which would wait for a day.
@@ -265,7 +265,7 @@ class _LastResort:
             lease = self.lease
             if lease is None or lease.head.state != "running" or lease.lost.is_set():
                 print(f"[failed] {why}, and this process's end waited for it", file=sys.stderr)
-                os._exit(Exit.FAILED)
+                os._exit(code)
 
     def _watch(self, notice: Notice) -> None:
         threading.Thread(target=self._wait, args=(notice,), name="last_resort", daemon=True).start()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from contract.errors import UserError
+from contract.errors import Exit, UserError
 from contract.grammar import Interval
 from training.durable.attempt.notice import Notice, Saves
 from training.durable.attempt.ranks import Hosts, OtherRanks, StartRank, interpreters, meet
@@ -110,14 +111,14 @@ class RankEnvironment:
             yield self
             return
         num_here = num_ranks // self.num_hosts
-        lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        lost: queue.SimpleQueue[tuple[str, Exit]] = queue.SimpleQueue()
         has_ended = threading.Event()
 
-        def report(why: str, grace_seconds: float = 0.0) -> None:
-            lost.put(why)
+        def report(why: str, grace_seconds: float = 0.0, code: Exit = Exit.FAILED) -> None:
+            lost.put((why, code))
             time.sleep(grace_seconds)
-            supervisor.last_resort.fail(why)
-            supervisor.last_resort.end_without(why, has_ended)
+            supervisor.last_resort.fail(why, code)
+            supervisor.last_resort.end_without(why, has_ended, code)
 
         with contextlib.ExitStack() as stack:
             stack.callback(has_ended.set)
@@ -125,7 +126,8 @@ class RankEnvironment:
             if self.hosts is not None:
                 met = meet(self.hosts, {"ranks": num_here, **facts}, supervisor.wait_for_others)
                 stack.callback(met.close)
-                met.watch(report)
+                # Another host's loss is no failure of this one, which would count it.
+                met.watch(partial(report, code=Exit.INTERRUPTED))
                 rank, address = self.hosts.number * num_here, met.address
             else:
                 scratch.mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,7 @@ class RankEnvironment:
 
 
 @contextlib.contextmanager
-def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
+def _naming_the_lost(lost: "queue.SimpleQueue[tuple[str, Exit]]") -> Iterator[None]:
     """Name the lost rank or host where a collective's error names only a connection."""
     try:
         yield
@@ -151,9 +153,11 @@ def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
         if not _is_collective(error):
             raise
         try:
-            why = lost.get(timeout=_RANK_SECONDS)
+            why, code = lost.get(timeout=_RANK_SECONDS)
         except queue.Empty:
             raise error from None
+        if code == Exit.INTERRUPTED:
+            raise InterruptedRunError(why) from error
         raise AttemptEndedError(f"{why}; the next attempt resumes from the last commit") from error
 
 
@@ -168,6 +172,7 @@ class World:
     def __init__(self, place: RankEnvironment, device: torch.device) -> None:
         self.rank = place.rank
         self.size = place.world_size
+        self.begins_host = place.local_rank == 0  # which has a dataset of its own
         self.device = device
         self.hosts = place.hosts
         self._pending: Tensor | Sequence[float] | None = None

@@ -118,10 +118,13 @@ class _ProgramJob:
             options.notice_file.unlink(missing_ok=True)
             with self._process(self._command.variables, sys.stdout.fileno()) as process:
                 while process.wait(_POLL_SECONDS) is None and process.left_code is None:
-                    if (notice := supervisor.interruption.notice) is not None:
-                        supervisor.last_resort.stand_down()
-                        _end_in_time(process, options.program.notice_signal, notice)
-                        raise InterruptedRunError(notice.cause)
+                    if supervisor.interruption.notice is not None:
+                        break
+                # Where all hosts agree to stop, a program ends with 0 before it has finished.
+                if (notice := supervisor.interruption.notice) is not None:
+                    supervisor.last_resort.stand_down()
+                    _end_in_time(process, options.program.notice_signal, notice)
+                    raise InterruptedRunError(notice.cause)
             if process.exit_code:
                 raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
         return Exit.FINISHED
@@ -160,6 +163,13 @@ class _ProgramJob:
             "run": options.store.uri,
         }
         meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
+
+        def leave() -> None:
+            # At once: the others' programs may end with this one, and would seem to have finished.
+            supervisor.interruption.wait(threading.TIMEOUT_MAX)
+            meeting.close()
+
+        threading.Thread(target=leave, name="leave", daemon=True).start()
         try:
             meeting.watch(report)
             yield meeting.message

@@ -514,7 +514,8 @@ class SweptRuns:
         num_done = sum(head is not None and head.state == "finished" for head in heads)
         spent = sum(usd or 0.0 for usd in self.usd.values())
         verdict = f"{num_done} of {len(heads)} runs have finished"
-        verdict += f", for ${spent:.2f} so far." if self.usd else "."
+        least = "at least " * (None in self.usd.values())
+        verdict += f", for {least}${spent:.2f} so far." if self.usd else "."
         written = page(
             title=f"{self.store.uri.rpartition('/')[2]}: a sweep of {self.sweep.workload} / "
             f"{self.sweep.recipe}, {self.sweep.drawn}",

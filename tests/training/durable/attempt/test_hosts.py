@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from contract.errors import UserError
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port, wait_for
-from training.durable.attempt.ranks import Hosts, _Meeting, meet
+from training.durable.attempt.ranks import Hosts, _Meeting, _probe, meet
 from training.durable.attempt.supervisor import Supervisor
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 
@@ -44,9 +45,9 @@ def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pai
     assert run.head.state == "released"
     assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"], "nothing was lost"
     at_host(_SECOND, 7, kill)
-    assert ended(run.fork_hosts(2)) == [1, -9]
+    assert ended(run.fork_hosts(2)) == [75, -9]
     at_host(_FIRST, 9, kill)
-    assert ended(run.fork_hosts(2)) == [-9, 1]
+    assert ended(run.fork_hosts(2)) == [-9, 75]
     tiny.HOOKS.clear()
     assert ended(run.fork_hosts(2)) == [0, 0]
     assert_equal(run, pair)
@@ -75,7 +76,7 @@ def test_a_host_that_holds_the_others_up_is_named_once_and_each_stage_s_own_rank
 
 def test_a_rank_that_hangs_ends_the_attempt_on_all_hosts(run: Run, pair: Run) -> None:
     at_host(_SECOND, 5, lambda: time.sleep(90))
-    assert ended(run.fork_hosts(2, "--watchdog-seconds=3")) == [1, 1]
+    assert ended(run.fork_hosts(2, "--watchdog-seconds=3")) == [1, 75]
     assert run.head.checkpoints[-1].step == 3
     tiny.HOOKS.clear()
     assert ended(run.fork_hosts(2)) == [0, 0]
@@ -84,7 +85,7 @@ def test_a_rank_that_hangs_ends_the_attempt_on_all_hosts(run: Run, pair: Run) ->
 
 def test_an_evaluation_before_the_first_step_names_no_host(run: Run) -> None:
     at_host(_SECOND, 6, kill)
-    assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [1, -9]
+    assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [75, -9]
     assert run.head.checkpoints[-1].step == 4, "an epoch, not yet evaluated"
     tiny.HOOKS.clear()
     assert ended(run.fork_hosts(2)) == [0, 0]
@@ -172,6 +173,17 @@ def test_a_connection_that_breaks_is_a_lost_host() -> None:
     ours.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the option")
+def test_what_a_lost_host_does_not_acknowledge_is_repeated_no_longer_than_probes_are() -> None:
+    with (
+        socket.create_server((_FIRST, 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        _probe(connection)
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert found == 7000
+
+
 def test_fails_in_one_sentence_if_a_host_is_lost_while_another_is_awaited() -> None:
     names = (_FIRST, _SECOND, "127.0.0.3")
     port = free_port()
@@ -180,7 +192,7 @@ def test_fails_in_one_sentence_if_a_host_is_lost_while_another_is_awaited() -> N
         hosts = Hosts(names=names, own=own, port=port, meeting_seconds=60)
         try:
             meet(hosts, {}, lambda: None)
-        except AttemptEndedError as error:
+        except InterruptedRunError as error:
             said.append(str(error))
 
     said = list[str]()
@@ -211,6 +223,18 @@ def test_fails_for_hosts_that_would_not_train_the_same() -> None:
     with _joined({"ranks": 4}, port) as found, pytest.raises(UserError, match=words):
         meet(_on(0, port), {"ranks": 2}, lambda: None)
     assert [str(error) for error in found] == [words]
+
+
+def test_fails_for_hosts_whose_configs_differ(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    def attempt(first: str, second: str) -> list[int | None]:
+        listed = f"{_FIRST}:{free_port()},{_SECOND}"
+        pairs = ((_FIRST, first), (_SECOND, second))
+        return ended([run.fork(f"--hosts={n}@{listed}", f"--override={o}") for n, o in pairs])
+
+    assert attempt("learning_rate=0.1", "learning_rate=0.2") == [2, 2]
+    words = f"error: host {_SECOND} has the config field learning_rate 0.2, and {_FIRST} 0.1; give"
+    assert capfd.readouterr().err.count(words) == 2
+    assert attempt("loader_workers=0", "loader_workers=1") == [0, 0]
 
 
 def test_fails_for_a_host_that_does_not_come() -> None:

@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from subprocess import Popen
 
+import pytest
+
 from contract.program import Program
 from tests.training.durable.program.programs import ProgramRun, tell
 from tests.training.runs import free_port, wait_for
@@ -76,3 +78,35 @@ def test_hosts_begin_with_one_snapshot_and_a_notice_to_one_ends_both(run: Progra
     said = [process.communicate(timeout=60)[0] for process in again]
     assert [process.returncode for process in again] == [0, 0], said
     assert run.head.state == "finished"
+
+
+# As an all-reduce of a flag has it: a signal to one host ends the program on all of them, with 0,
+# and last on that one.
+_AGREES = """
+    import os, signal, time
+    from pathlib import Path
+    from training.program import commit
+    stopping, rank = Path("{folder}", "stopping"), os.environ["SM_CURRENT_HOST_RANK"]
+    signal.signal(signal.SIGTERM, lambda *_: stopping.touch())
+    state, count = Path(os.environ["SM_CHECKPOINT_DIR"], "count"), 0
+    while not stopping.exists():
+        count += 1
+        if rank == "0":
+            state.write_text(str(count))
+            commit()
+        time.sleep(0.05)
+    time.sleep(2.0 if rank == "{told}" else 0.3)
+"""
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_program_whose_hosts_agree_to_stop_at_a_notice_has_not_finished(
+    run: ProgramRun, told: int
+) -> None:
+    run.write(_AGREES.format(folder=run.folder, told=told))
+    both = _spawned(run)
+    run.wait_for_snapshots(2)
+    both[told].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [75, 75], said
+    assert run.head.state == "released"
