@@ -37,6 +37,8 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
 # It reports that a process that it started has failed: torchrun, accelerate.
 _LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
+# A shell's pipe into what copies or filters the program's lines.
+_PIPE = re.compile(r"(\S*/)?(ba)?sh (-\S+ )*-\w*c .*\|&?\s*(tee|cat|grep|sed|awk|ts)\b[^|]*$", re.S)
 # The end of a traceback.
 _ERROR = re.compile(r"^(?:\[\w+\]: ?)?[\w.]*(?:Error|Exception)\b.*", re.M)
 
@@ -69,8 +71,8 @@ def _last_traceback(lines: Iterable[str]) -> str:
 
 
 def hides_failures(command: str) -> bool:
-    """Whether it has a shell run a pipe whose other commands' exit codes do not count."""
-    return "pipefail" not in command and bool(re.match(r"(ba)?sh -\w*c .*[^|]\|[^|]", command))
+    """Whether it has a shell run a pipe that ends well whatever its other commands say."""
+    return not re.search("pipefail|PIPESTATUS", command) and bool(_PIPE.match(command))
 
 
 def silent_end(lines: Sequence[str], exit_code: int) -> str:
@@ -83,7 +85,9 @@ def silent_end(lines: Sequence[str], exit_code: int) -> str:
 def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:
     """Return why it failed, in one line: from output/failure, else its last error or last line."""
     ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-    text = last_line = ("", *tail[-1:], *_ERROR.findall(_last_traceback(tail))[:1])[-1]
+    is_told = _LAUNCHER.search("\n".join(tail))  # whose report says nothing of the error
+    errors = _ERROR.findall(_last_traceback(tail))[:1] if is_told else []
+    text = last_line = ("", *tail[-1:], *errors)[-1]
     with suppress(OSError), (container.output / "failure").open("rb") as stream:
         text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
     hint = " (the kernel does this when memory runs out)" if exit_code in _KILLED else ""

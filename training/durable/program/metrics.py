@@ -286,6 +286,7 @@ class _LightningCsv(_TextFile):
         self._columns: list[str] = []
         self._num_read = 0
         self._num_seen = 0  # in the file as it is now
+        self._was_short = False
 
     def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
         if lines and is_first:
@@ -297,8 +298,10 @@ class _LightningCsv(_TextFile):
             self._num_read = self._num_seen
             if len(values) == len(self._columns):
                 yield from _rows(dict(zip(self._columns, values, strict=True)))
-        if not self.has_more:  # else one with fewer rows than it had has begun anew
+        is_short = self._num_seen < self._num_read and not self.has_more
+        if is_short and self._was_short:  # at one look only, it is being rewritten
             self._num_read = self._num_seen
+        self._was_short = is_short
 
 
 def _text(line: bytes) -> str:

@@ -93,7 +93,8 @@ class ReportedProgress:
         for step, values in by_step.items():
             self.last |= {name: one for name, one in values.items() if math.isfinite(one)}
             # Lightning logs its hyperparameters at step 0, also when it has resumed.
-            if step and (step > self.step or not self.has_steps):
+            is_first = not self.has_steps and (step or not self.step)
+            if step is not None and (step > self.step or is_first):
                 self._step_on(step, values)
             self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
 

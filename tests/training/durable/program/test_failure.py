@@ -11,6 +11,7 @@ from training.durable.program.container import Container
 from training.durable.program.failure import (
     MOST_FAILURES,
     blamed_place,
+    failure_reason,
     failures_in_a_row,
     silent_end,
     why_given_up,
@@ -170,7 +171,6 @@ def test_an_end_without_a_word_of_why_is_told_from_others(
             id="accelerate",
             marks=pytest.mark.slow,
         ),
-        pytest.param("bash -c 'python train.py; echo no luck; exit 1'", "ValueError", id="a word"),
         pytest.param("bash -c 'echo no luck; exit 1'", "exit code 1: no luck", id="no traceback"),
     ],
 )
@@ -220,3 +220,12 @@ def test_what_has_committed_between_two_failures_of_silent_programs_is_no_row() 
     before = {"furthest_step": -1, "times": 14, "snapshot": 7}
     assert failures_in_a_row(before, 7, -1, 60.0, has_committed=True)["times"] == 15
     assert failures_in_a_row(before, 9, -1, 60.0, has_committed=True) == {}
+
+
+def test_an_error_that_the_program_survived_is_not_its_reason(tmp_path: Path) -> None:
+    lines = traceback(LOAD, error="ConnectionError: tracker is away")
+    tail = [*lines, "step 10", "FATAL: loss is nan, stopping"]
+    container = Container(root=tmp_path)
+    said = "the program ended with exit code 1: FATAL: loss is nan, stopping"
+    assert failure_reason(container, 1, tail) == said
+    assert failure_reason(container, 1, [*lines, *LAUNCHER]).endswith("tracker is away")

@@ -1,5 +1,6 @@
 """The command that is started: its words, its interpreter, its variables."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -69,10 +70,14 @@ def test_variables_of_the_contract_are_replaced_without_a_shell(tmp_path: Path) 
 def test_they_are_replaced_in_hyperparameters_and_environment_too(tmp_path: Path) -> None:
     """A folder named $SM_CHECKPOINT_DIR was made, and the hint to keep it was refused."""
     folder = "$SM_CHECKPOINT_DIR/hub"
-    fields = {"hyperparameters": {"save": folder}, "environment": {"HUB": folder, "PS1": "$ "}}
+    environment = {"HUB": folder, "PS1": "$ ", "PYTHONPATH": "$SM_MODULE_DIR/src"}
+    fields = {"hyperparameters": {"save": folder}, "environment": environment}
     found = command(tmp_path, "python train.py", **fields)
     place = f"{tmp_path}/ml/checkpoints/hub"
     assert found.words[2:] == ("--save", place)
+    assert found.variables["SM_HP_SAVE"] == place
+    assert json.loads(found.variables["SM_USER_ARGS"]) == ["--save", place]
+    assert found.variables["PYTHONPATH"].startswith(f"{found.variables['SM_MODULE_DIR']}/src:")
     assert (found.variables["HUB"], found.variables["PS1"]) == (place, "$ ")
     with pytest.raises(UserError, match="uses \\$SM_MODEL, which is not part of the container"):
         command(tmp_path, "python train.py", hyperparameters={"save": "$SM_MODEL"})

@@ -121,6 +121,9 @@ def test_one_that_ends_well_but_does_nothing_with_its_snapshot_is_told_of(run: P
         ("sh -xc 'python train.py 2>&1 | tee log.txt'", True),
         ("bash -eo pipefail -c 'python train.py | cat'", False),
         ("bash -c 'python train.py || exit 7'", False),
+        ("/bin/bash -e -c 'python train.py |\n tee log.txt'", True),
+        ("bash -c 'yes | python train.py'", False),
+        ("bash -c 'python train.py | tee log.txt; exit ${PIPESTATUS[0]}'", False),
     ],
 )
 def test_a_pipe_that_hides_a_failure_is_told_of(

@@ -112,7 +112,9 @@ class Listing:
     @property
     def is_empty(self) -> bool:
         """Whether there is neither a link nor a file, TensorBoard's curves aside."""
-        return not self.links and all(is_named_log(path, _LOGS[:1]) for path in self.files)
+        own = [path for path in self.files if not path.startswith(f"{KEPT}/")]
+        is_bare = len(own) == len(self.files) and not self.links
+        return is_bare and all(is_named_log(path, _LOGS[:1]) for path in own)
 
     def difference(self, other: "Listing") -> str | None:
         """Return one path that differs in the other, later one; what it knows as logs may grow."""
