@@ -37,7 +37,7 @@ _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
 # How long a host may take to end by itself after another one has ended in order.
 _GRACE_SECONDS = 5.0
 _LEFT, _FINISHED = b"l", b"f"
-_MOST_LINE_BYTES = 65536
+_MOST_LINE_BYTES = 1 << 20  # a program has up to 100 hyperparameters of 2,500 characters
 
 
 class RankProcess(Protocol):
@@ -254,11 +254,12 @@ def _gather(
             if name in found:
                 found[name].close()
             found[name] = connection
-            if differing := [what for what, fact in facts.items() if theirs.get(what) != fact]:
+            both = {**theirs, **facts}  # either may have what the other has not
+            if differing := [what for what in both if theirs.get(what) != facts.get(what)]:
                 what = differing[0]
                 refused = (
                     f"host {name} has the {what} {theirs.get(what)!r}, and {hosts.own} "
-                    f"{facts[what]!r}; give all hosts the same"
+                    f"{facts.get(what)!r}; give all hosts the same"
                 )
                 _send(connection, {"refused": refused})
                 raise UserError(refused)

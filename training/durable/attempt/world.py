@@ -112,10 +112,14 @@ class RankEnvironment:
             return
         num_here = num_ranks // self.num_hosts
         lost: queue.SimpleQueue[tuple[str, Exit]] = queue.SimpleQueue()
-        has_ended = threading.Event()
+        codes, has_ended = list[Exit](), threading.Event()
 
         def report(why: str, grace_seconds: float = 0.0, code: Exit = Exit.FAILED) -> None:
+            codes.append(code)
+            code = codes[0]  # what is lost first is the cause of the rest
             lost.put((why, code))
+            if self.hosts is not None:
+                met.close()  # at once: other hosts' ranks may end with this loss
             time.sleep(grace_seconds)
             supervisor.last_resort.fail(why, code)
             supervisor.last_resort.end_without(why, has_ended, code)

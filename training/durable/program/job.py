@@ -112,6 +112,7 @@ class _ProgramJob:
         with self._meeting(supervisor) as snapshot:
             supervisor.follow()
             restore_as(options.store, snapshot, options.mirrored)
+            self._origin = _origin(options)  # as the first host has recorded it by now
             if self._origin and not snapshot:
                 self._begin_with_origin()
             self._prepare()
@@ -157,10 +158,12 @@ class _ProgramJob:
             _log.warning("[program] %s, so the program ends here, too", why)
             supervisor.interruption.record("shutdown")
 
+        given = options.identity(self._source_sha256)
         facts = {
-            "source": self._source_sha256,
+            **{name: value for name, value in given.items() if name not in PLACEMENT},
             "dataset": self._fingerprint,
             "run": options.store.uri,
+            "origin": self._origin and self._origin["uri"],
         }
         meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
 
@@ -204,11 +207,13 @@ def _origin(options: ProgramOptions) -> Mapping[str, Any] | None:
 
 
 def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:
-    """Signal a program whose files are not kept, if it listens, and allow it the notice's time."""
+    """Signal a program whose files are not kept, if it listens, and allow it the notice's time.
+
+    One that does not listen ends with the first host's, which may need it until its last snapshot.
+    """
     number = None if signal_name == "none" else signal.Signals[signal_name]
-    if number is None or not (pids := process.takers(number)):
-        return
-    process.signal(number, pids)
+    if number is not None and (pids := process.takers(number)):
+        process.signal(number, pids)
     while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
         pass
 

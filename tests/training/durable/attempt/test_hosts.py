@@ -1,24 +1,27 @@
 """Several hosts as one run: one result, one commit at a notice, and nobody outlives a lost one."""
 
 import os
+import queue
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
 
-from contract.errors import UserError
+from contract.errors import Exit, UserError
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port, wait_for
-from training.durable.attempt.ranks import Hosts, _Meeting, _probe, meet
+from training.durable.attempt.ranks import Hosts, RankProcess, _Meeting, _probe, meet
 from training.durable.attempt.supervisor import Supervisor
+from training.durable.attempt.world import RankEnvironment
 from training.durable.errors import AttemptEndedError, InterruptedRunError
 
 _FIRST, _SECOND = "127.0.0.1", "127.0.0.2"
@@ -145,6 +148,70 @@ def test_hosts_meet_and_hear_of_each_others_end() -> None:
     first.close()
 
 
+class _Attempt:
+    """The second host's attempt of two ranks, whose other rank ends once it is told to."""
+
+    def __init__(self, run: Run) -> None:
+        self.port, self.failed = free_port(), queue.SimpleQueue[tuple[str, int]]()
+        self.other: subprocess.Popen[bytes] | None = None
+        self._supervisor, self._scratch = Supervisor(budget_seconds=20), run.scratch
+        self._supervisor.last_resort.fail = self._fail  # type: ignore[method-assign]
+        self._supervisor.last_resort.end_without = lambda *_: None  # type: ignore[method-assign]
+        self.may_fail = threading.Event()
+
+    def _fail(self, why: str, code: Exit = Exit.FAILED) -> None:
+        self.may_fail.wait(30)
+        self.failed.put((why, code))
+
+    def _start(self, variables: Mapping[str, str]) -> RankProcess:
+        words = [sys.executable, "-c", "import sys; sys.stdin.read(1) and sys.exit(1)"]
+        self.other = subprocess.Popen(words, stdin=subprocess.PIPE)
+        return self.other
+
+    def end_other(self) -> None:
+        assert self.other is not None and self.other.stdin is not None
+        self.other.stdin.write(b"x")
+        self.other.stdin.flush()
+
+    @contextmanager
+    def met(self, heard: Callable[[str, float], None]) -> Iterator[_Meeting]:
+        """Let it meet the first host, which is this process; `heard` is what it hears."""
+        first = list[_Meeting]()
+        thread = threading.Thread(
+            target=lambda: first.append(meet(_on(0, self.port), {"ranks": 2}, lambda: None))
+        )
+        thread.start()
+        with RankEnvironment(hosts=_on(1, self.port)).meeting(
+            self._supervisor, 2, self._scratch, {}, arguments=[], start=self._start
+        ):
+            thread.join(30)
+            first[0].watch(heard)
+            yield first[0]
+            self.may_fail.set()
+            first[0].close()
+
+
+def test_a_host_s_own_rank_that_ends_after_another_host_is_no_failure_of_its_own(run: Run) -> None:
+    attempt = _Attempt(run)
+    attempt.may_fail.set()
+    with attempt.met(lambda why, grace: None) as first:
+        first.close()
+        time.sleep(0.5)  # less than the five seconds that it has to end by itself
+        attempt.end_other()
+        assert attempt.failed.get(timeout=4) == ("rank 3 exited with 1", Exit.INTERRUPTED)
+
+
+def test_a_host_whose_rank_is_lost_tells_the_others_before_it_ends(run: Run) -> None:
+    heard = queue.SimpleQueue[tuple[str, float]]()
+    attempt = _Attempt(run)
+    with attempt.met(lambda why, grace: heard.put((why, grace))):
+        attempt.end_other()
+        assert heard.get(timeout=30) == (f"host {_SECOND} has ended", 5.0)
+        assert attempt.failed.empty()
+        attempt.may_fail.set()
+        assert attempt.failed.get(timeout=30) == ("rank 3 exited with 1", Exit.FAILED)
+
+
 def _call(port: int) -> None:
     while True:
         try:
@@ -223,6 +290,15 @@ def test_fails_for_hosts_that_would_not_train_the_same() -> None:
     with _joined({"ranks": 4}, port) as found, pytest.raises(UserError, match=words):
         meet(_on(0, port), {"ranks": 2}, lambda: None)
     assert [str(error) for error in found] == [words]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_fails_for_a_fact_that_only_one_host_has(leads: bool) -> None:
+    port, own = free_port(), {"ranks": 1}
+    first, second = (own, {**own, "source": 7})[:: 1 if leads else -1]
+    with _joined(second, port) as found, pytest.raises(UserError, match="has the source ") as seen:
+        meet(_on(0, port), first, lambda: None)
+    assert [str(error) for error in found] == [str(seen.value)]
 
 
 def test_fails_for_hosts_whose_configs_differ(run: Run, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from subprocess import Popen
 
@@ -54,12 +55,16 @@ _LONG = """
 """
 
 
-def _spawned(run: ProgramRun) -> "list[Popen[str]]":
-    listed = f"127.0.0.1:{free_port()},b"
-    return [
-        run.spawn(f"--hosts={name}@{listed}", f"--ml-root={run.folder / name}")
-        for name in ("127.0.0.1", "b")
-    ]
+def _spawned(run: ProgramRun, *of_second: str) -> "list[Popen[str]]":
+    port = free_port()
+    return [_spawned_at(run, "127.0.0.1", port), _spawned_at(run, "b", port, *of_second)]
+
+
+def _spawned_at(run: ProgramRun, name: str, port: int, *more: str) -> "Popen[str]":
+    hosts = f"--hosts={name}@127.0.0.1:{port},b"
+    # A program that does not listen, and needs no other one, has all of a notice's time.
+    budget = "--notice-budget-seconds=12"
+    return run.spawn(hosts, f"--ml-root={run.folder / name}", budget, *more)
 
 
 def test_hosts_begin_with_one_snapshot_and_a_notice_to_one_ends_both(run: ProgramRun) -> None:
@@ -110,3 +115,73 @@ def test_a_program_whose_hosts_agree_to_stop_at_a_notice_has_not_finished(
     said = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [75, 75], said
     assert run.head.state == "released"
+
+
+# As a collective has it: the first host's program cannot go on without the other's. None listens.
+_MUTE = """
+    import os, time
+    from pathlib import Path
+    from training.program import commit
+    alive, state = Path("{folder}", "alive"), Path(os.environ["SM_CHECKPOINT_DIR"], "count")
+    count = 0
+    while True:
+        if os.environ["SM_CURRENT_HOST_RANK"] == "1":
+            alive.touch()
+        elif alive.exists() and time.time() - alive.stat().st_mtime > 2.0:
+            raise SystemExit("the other host's program has ended")
+        else:
+            count += 1
+            state.write_text(str(count))
+            commit()
+        time.sleep(0.05)
+"""
+
+
+def test_a_notice_to_the_first_host_leaves_the_others_programs_to_train_if_they_do_not_listen(
+    run: ProgramRun,
+) -> None:
+    run.write(_MUTE.format(folder=run.folder))
+    both = _spawned(run)
+    run.wait_for_snapshots(2)
+    both[0].send_signal(signal.SIGUSR1)
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [75, 75], said
+    assert "program has ended" not in "".join(said)
+    assert run.head.state == "released"
+
+
+def test_hosts_of_a_program_begin_with_one_snapshot_of_a_run_that_still_commits(
+    run: ProgramRun,
+) -> None:
+    run.write(_LONG.format(folder=run.folder))
+    old = run.spawn()
+    run.wait_for_snapshots(1)
+    more, port = f"--init-from={run.uri}", free_port()
+    new = ProgramRun(folder=run.folder, uri=f"{run.uri}-more", options=run.options)
+    second = _spawned_at(new, "b", port, more)
+    wait_for(lambda: (run.folder / "b" / "code" / "train.py").exists())
+    time.sleep(0.5)  # until it has looked for the newest
+    run.wait_for_snapshots(run.head.checkpoints[-1].step + 3)
+    first = _spawned_at(new, "127.0.0.1", port, more)
+    wait_for(lambda: len([*run.folder.glob("* began after *")]) == 3)
+    (run.folder / "stop").touch()
+    said = [process.communicate(timeout=60)[0] for process in (old, first, second)]
+    assert [process.returncode for process in (old, first, second)] == [0, 0, 0], said
+    began = [path.name.partition(" began after ") for path in run.folder.glob("* began after *")]
+    counts = {host: count for host, _, count in began}
+    assert counts["127.0.0.1"] == counts["b"] != "0"
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("--hyperparameter=rate=2", "hyperparameters {'rate': '2'}, and 127.0.0.1 {}"),
+        ("--env=RATE=2", "environment {'RATE': '2'}, and 127.0.0.1 {}"),
+        ("--program=python train.py now", "command 'python train.py now', and 127.0.0.1 "),
+    ],
+)
+def test_fails_for_hosts_whose_programs_differ(run: ProgramRun, option: str, what: str) -> None:
+    both = _spawned(run, option)
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [2, 2], said
+    assert all(f"host b has the {what}" in each for each in said)
