@@ -39,12 +39,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--deployed", action="store_true", help="compare with the deployed stacks, not with BASE"
     )
     parser.add_argument(
-        "-c",
-        "--context",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="for both sides",
+        "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="for both sides"
     )
     parser.add_argument(
         "--fail-on",

@@ -131,12 +131,7 @@ class FleetEvents(Construct):
             description="Events of this stack's fleet, for the record",
             event_pattern=pattern,
             state="ENABLED",
-            targets=[
-                events.CfnRule.TargetProperty(
-                    id="Log",
-                    arn=arn,
-                )
-            ],
+            targets=[events.CfnRule.TargetProperty(id="Log", arn=arn)],
         )
         rule.add_resource_dependency(resource)
 

@@ -46,12 +46,7 @@ class ReviewStack(Stack):
         stack_names: Sequence[str],
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            scope,
-            construct_id,
-            description=DESCRIPTIONS["ReviewStack"],
-            **kwargs,
-        )
+        super().__init__(scope, construct_id, description=DESCRIPTIONS["ReviewStack"], **kwargs)
         provider = iam.OpenIdConnectProvider.from_open_id_connect_provider_arn(
             self, "GitHub", parameters.review.oidc_provider
         )

@@ -35,12 +35,7 @@ class RunImageStack(Stack):
     def __init__(
         self, scope: Construct, construct_id: str, *, newest_by: str, **kwargs: Any
     ) -> None:
-        super().__init__(
-            scope,
-            construct_id,
-            description=DESCRIPTIONS[IMAGE_STACK],
-            **kwargs,
-        )
+        super().__init__(scope, construct_id, description=DESCRIPTIONS[IMAGE_STACK], **kwargs)
         # CDK's rule would read the bootstrap's version, another SSM parameter; where a child has
         # its name, whatever synthesizer the app has makes none.
         Construct(self, "BootstrapVersion")

@@ -57,12 +57,7 @@ class SweepStack(Stack):
         key_arn: str,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            scope,
-            construct_id,
-            description=DESCRIPTIONS["SweepStack"],
-            **kwargs,
-        )
+        super().__init__(scope, construct_id, description=DESCRIPTIONS["SweepStack"], **kwargs)
         key, dataset_bucket, run_bucket = named_buckets(
             self, dataset_bucket_name, run_bucket_name, key_arn
         )

@@ -59,12 +59,7 @@ class TrainingStack(Stack):
         wheels: Path | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            scope,
-            construct_id,
-            description=DESCRIPTIONS["TrainingStack"],
-            **kwargs,
-        )
+        super().__init__(scope, construct_id, description=DESCRIPTIONS["TrainingStack"], **kwargs)
         Tags.of(self).add("Stack", self.stack_name)
         self.plan = annotate(self, parameters)
         stage = Stage.of(self)

@@ -5,13 +5,7 @@ refresh.py calls AWS, and only on request. Uses no other room. Other packages us
 """
 
 from sizing.catalogue.prices import PRICE_REGION, Price, hourly_price, spot_price
-from sizing.catalogue.sizes import (
-    NOTED_IMAGE,
-    InstanceType,
-    alternates,
-    find,
-    instances,
-)
+from sizing.catalogue.sizes import NOTED_IMAGE, InstanceType, alternates, find, instances
 
 __all__ = [
     "NOTED_IMAGE",

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.aws_errors import settings_checked
-from sizing.catalogue.prices import (
-    PRICE_REGION,
-    Price,
-    UnknownPriceError,
-    hourly_price,
-    spot_price,
-)
+from sizing.catalogue.prices import PRICE_REGION, Price, UnknownPriceError, hourly_price, spot_price
 from sizing.catalogue.sizes import InstanceType, find, trainable_by_price
 
 CACHE_FOLDER = Path.home() / ".cache" / "training-stack"

@@ -21,11 +21,7 @@ TRUTHS_FILE = Path(__file__).with_name("ground_truths.csv")
 MODELS_FILE = Path(__file__).with_name("ground_truth_models.json")
 GPUS_FILE = Path(__file__).with_name("gpus.csv")
 # Reads gradients, reads and writes parameters and state; SGD has one state, AdamW two (float32).
-OPTIMIZER_BYTES: Mapping[str, tuple[int, int]] = {
-    "sgd": (20, 4),
-    "adamw": (28, 8),
-    "none": (0, 0),
-}
+OPTIMIZER_BYTES: Mapping[str, tuple[int, int]] = {"sgd": (20, 4), "adamw": (28, 8), "none": (0, 0)}
 # GPUs that share a chip, and differ in memory, clock or power.
 CHIPS: Mapping[str, str] = {
     "NVIDIA A100": "GA100",

@@ -284,11 +284,7 @@ def _served(
     return Candidate(
         size=throughput.size,
         usd=usd,
-        figures={
-            **figures,
-            "per_second": throughput.per_second,
-            "throughput": throughput.basis,
-        },
+        figures={**figures, "per_second": throughput.per_second, "throughput": throughput.basis},
         reasons=(*reasons, f"throughput from {throughput.source}"),
         cautions=(*([unsupported] if unsupported else []), *cautions),
         is_supported=unsupported is None,

@@ -91,12 +91,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
         help="as for `run`; several are assigned to the runs in turn (default: %(default)s)",
     )
     add("--lease-ttl-seconds", type=positive, default=0.5, help="default: %(default)s")
-    add(
-        "--notice-budget-seconds",
-        type=positive,
-        default=20.0,
-        help="default: %(default)s",
-    )
+    add("--notice-budget-seconds", type=positive, default=20.0, help="default: %(default)s")
     add("-x", "--exitfirst", action="store_true", help="stop after the first run that differs")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(act=lambda options: _command("torture")(options))
