@@ -88,7 +88,7 @@ class HostsDemo(Demo):
         stacks.start_python(
             "submit",
             *("-m", "stacks.sagemaker", "submit", "--instances", str(options.hosts), "--spot"),
-            *("--workload", options.workload, "--recipe", options.recipe),
+            *("--workload", options.workload, "--recipe", self.context["recipe"]),
             *("--instance-type", f"ml.{options.size}", "--max-hours", "1", "--image", _IMAGE),
             *("--role", stacks.output(SWEEPS, "SweepRole")),
             *("--run-uri", f"s3://{run.bucket}/{run.prefix}"),
