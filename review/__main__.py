@@ -106,7 +106,7 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
                 raise CannotReview(why)
         head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
-        base = _synthesized_base(repository, commit, folder / "base", options)
+        base = _synthesized_base(repository, commit, folder / "base", options, head)
     diffs = [
         run_cdk_diff(
             repository,
@@ -122,12 +122,12 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
 
 
 def _synthesized_base(
-    repository: Path, commit: str, out: Path, options: argparse.Namespace
+    repository: Path, commit: str, out: Path, options: argparse.Namespace, head: Side
 ) -> Side:
     name = f"{options.base} at {commit[:9]}"
     with base_checkout(repository, commit) as checkout:
         synthesize(checkout, out, options.context, f"base ({name})")
-    return read_assembly(out, name)
+    return read_assembly(out, name, head)
 
 
 def _as_cloudformation_returns(head: Side) -> dict[str, StackSide]:

@@ -149,8 +149,11 @@ def variables_of(function: Mapping[str, Any]) -> Mapping[str, str]:
     return variables if isinstance(variables, dict) else {}
 
 
-def read_assembly(folder: Path, name: str) -> Side:
-    """Read a cloud assembly: each stack's template, its protection and its plan."""
+def read_assembly(folder: Path, name: str, head: Side | None = None) -> Side:
+    """Read a cloud assembly: each stack's template, its protection and its plan.
+
+    Stages may give one name to stacks of several regions. One that `head` has is known as there.
+    """
     found: list[StackSide] = []
     of_cli = _cli_region()
     for place, construct_id, artifact in _stacks_of(folder):
@@ -168,10 +171,14 @@ def read_assembly(folder: Path, name: str) -> Side:
             certificate=_certificate(place, artifact),
         )
         found.append(side)
-    # Stages may give the same name to stacks of several regions.
-    shared = Counter(each.name for each in found)
-    keys = [each.name if shared[each.name] == 1 else each.construct_id for each in found]
-    return Side(name=name, stacks=dict(zip(keys, found, strict=True)))
+    num = Counter(each.name for each in found)
+    known = {(each.name, each.region): key for key, each in head.stacks.items()} if head else {}
+    stacks = {
+        known.get((each.name, each.region))
+        or (each.name if num[each.name] == 1 else each.construct_id): each
+        for each in found
+    }
+    return Side(name=name, stacks=stacks)
 
 
 def _stacks_of(folder: Path) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
@@ -399,7 +406,9 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
     # A git hook or rebase that calls this sets variables that would point git at another tree.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     # `python app.py` is that of the app's own environment, activated or not, also of one above.
-    own = [str(each / ".venv" / "bin") for each in (folder, *folder.absolute().parents)]
+    above = [folder, *folder.absolute().parents]
+    top = next((number for number, each in enumerate(above) if (each / ".git").exists()), 0)
+    own = [str(each / ".venv" / "bin") for each in above[: top + 1]]
     environment["PATH"] = os.pathsep.join([*own, environment["PATH"]])
     return subprocess.run(
         list(command), cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -1,6 +1,7 @@
 """The stacks of an assembly, those of CDK Stages too, and the environment of the base's app."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from review.verdict import judge
 from tests.review.conftest import REPOSITORY, git
 
 
-def staged(out: Path, *buckets: str) -> Path:
-    """An assembly of an app whose only stacks are those of two CDK Stages."""
+def staged(out: Path, *buckets: str, regions: Sequence[str] = ("eu-west-1", "us-west-2")) -> Path:
+    """An assembly of an app whose only stacks are those of CDK Stages."""
     app = App(outdir=str(out), builtin_cloud_formation_validation=False)
-    for region in ("eu-west-1", "us-west-2"):
+    for region in regions:
         stage = Stage(app, region, env=Environment(account="111122223333", region=region))
         stack = Stack(stage, "Data", stack_name="Data")
         for name in buckets:
@@ -34,6 +35,16 @@ def test_fails_for_a_bucket_that_a_stage_loses(tmp_path: Path) -> None:
     lost = {each.stack for each in review.effects if each.kind == "loss"}
     assert lost == {"eu-west-1/Data", "us-west-2/Data"}
     assert review.exit_code("data-loss") == 1
+
+
+def test_a_second_region_s_stack_of_one_name_makes_no_other_one_new(tmp_path: Path) -> None:
+    one = read_assembly(staged(tmp_path / "one", "Runs", regions=("eu-west-1",)), "one")
+    two = read_assembly(staged(tmp_path / "two", "Runs"), "two")
+    assert set(one.stacks) == {"Data"}
+    for base, head in ((tmp_path / "one", two), (tmp_path / "two", one)):
+        review = judge(read_assembly(base, "base", head), head, [])
+        lost = {each.stack for each in review.effects if each.kind == "loss"}
+        assert lost == set(), "a stack that leaves the app stays deployed"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -445,31 +445,24 @@ def build_command(
     program, container = options.program, options.container
     interpreter = _interpreter(options.interpreter or program.interpreter)
     contract = container.variables(program, host, options.run_id, channels)
-    program = replace(
-        program,
-        hyperparameters={k: _expanded(v, contract) for k, v in program.hyperparameters.items()},
-        environment={k: _expanded(v, contract) for k, v in program.environment.items()},
-    )
-    contract = container.variables(program, host, options.run_id, channels)
+    own = {name: _expanded(value, contract) for name, value in program.environment.items()}
     path = os.pathsep.join([str(Path(interpreter).parent), environ.get("PATH", os.defpath)])
     variables = {
         **{name: value for name, value in environ.items() if not _is_own(name)},
         "PATH": path,
         "PYTHONUNBUFFERED": "1",
-        **program.environment,
+        **own,
         **contract,
         "TRAINING_NOTICE_FILE": str(options.notice_file),
         # Ours comes last: what the program brings is found first.
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [program.environment.get("PYTHONPATH", ""), _BUNDLE_FOLDER])
-        ),
+        "PYTHONPATH": os.pathsep.join(filter(None, [own.get("PYTHONPATH", ""), _BUNDLE_FOLDER])),
     }
     words = [_expanded(word, contract) for word in program.words]
     if words[0] in ("python", "python3"):
         words[0] = interpreter
     folder = container.code / program.working_folder
     resolve_command(words, folder, variables["PATH"])
-    words += command_arguments(program.hyperparameters)
+    words += [_expanded(word, contract) for word in command_arguments(program.hyperparameters)]
     return _Command(words=tuple(words), folder=folder, variables=variables)
 
 

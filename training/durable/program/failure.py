@@ -38,7 +38,11 @@ _CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
 # It reports that a process that it started has failed: torchrun, accelerate.
 _LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
 # A shell's pipe into what copies or filters the program's lines.
-_PIPE = re.compile(r"(\S*/)?(ba)?sh (-\S+ )*-\w*c .*\|&?\s*(tee|cat|grep|sed|awk|ts)\b[^|]*$", re.S)
+_PIPE = re.compile(
+    r"(\S*/)?(ba)?sh (-\S+ )*-\w*c .*\|&?\s*(stdbuf \S+ )?"
+    r"(\S*/)?(tee|cat|grep|sed|awk|ts|head|tail)\b[^|;&]*$",
+    re.S,
+)
 # The end of a traceback.
 _ERROR = re.compile(r"^(?:\[\w+\]: ?)?[\w.]*(?:Error|Exception)\b.*", re.M)
 

@@ -339,7 +339,8 @@ class ProgramWatch:
         if not (self._progress.has_steps and self._progress.step > self._restored[1]):
             place = blamed_place(tail, self._files, container)
             reason += self._mirror.count_failure(place, silent_end(tail, exit_code))
-        step = self._progress.step if self._progress.has_steps else self._restored[1] or -1
+        # A script may report only what it logs without a step, at step 0.
+        step = (self._progress.step if self._progress.has_steps else self._restored[1]) or -1
         about = before[-1] if before else {}, self._restored[0], step, self._progress.seconds
         series = failures_in_a_row(*about, has_committed=(commits := self._progress.snapshot > 0))
         run.events.emit(

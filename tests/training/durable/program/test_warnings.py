@@ -123,6 +123,8 @@ def test_one_that_ends_well_but_does_nothing_with_its_snapshot_is_told_of(run: P
         ("bash -c 'python train.py || exit 7'", False),
         ("/bin/bash -e -c 'python train.py |\n tee log.txt'", True),
         ("bash -c 'yes | python train.py'", False),
+        ("bash -c 'python train.py | stdbuf -oL /usr/bin/tee log.txt'", True),
+        ("bash -c 'echo a | cat > b && python train.py'", False),
         ("bash -c 'python train.py | tee log.txt; exit ${PIPESTATUS[0]}'", False),
     ],
 )
