@@ -116,7 +116,7 @@ def test_four_hosts_of_two_ranks_and_then_two_of_four_give_the_bits_of_one_rank(
         _network(job).cut("algo-3", is_cut=False)
         _until(job, lambda: committed() > before)
         # A notice to one: it waits for its end, the others for it.
-        job.tell("interruption", "algo-2")
+        job.signal("interruption", "algo-2")
         _until(job, lambda: "this container waits for its end" in job.log("algo-2"))
         others = [host for host in _HOSTS if host != "algo-2"]
         _until(job, lambda: all(job.log(host).count(said) > 1 for host in others))
@@ -148,14 +148,14 @@ class _Torment:
         with ExitStack() as stack:
             job = self._run.submit(stack, 4, 2)
             while job.status != "Completed":
-                if len(self.hits) < most and not job.told and not self._is_over(job):
+                if len(self.hits) < most and not job.ending and not self._is_over(job):
                     self._wait(job)
                     self._hit(job)
                 _rest(job, 0.2)
                 if job.status == "Failed":
                     # Three failures without a restart are no coincidence to a container; what it
                     # calls a mistake is none of ours.
-                    is_ours = job.told == "loss" or self.hits[-1] in ("rank", "partition")
+                    is_ours = job.ending == "loss" or self.hits[-1] in ("rank", "partition")
                     assert is_ours and "exit code: 2" not in job.reason, job.reason + job.log()
                     job.forget()
                     job = self._run.submit(stack, 4, 2)
@@ -187,7 +187,7 @@ class _Torment:
                     os.kill(self._draws.choice(pids), signal.SIGKILL)
         elif kind == "notice":
             job.notice_seconds = self._draws.uniform(0.0, 20.0)
-            job.tell("interruption", container.host)
+            job.signal("interruption", container.host)
         else:
             _network(job).cut(container.host, is_cut=True)
             _rest(job, self._draws.uniform(1.0, 15.0))
