@@ -111,8 +111,8 @@ class TrainingJob:
         """Send SIGTERM to one host or all, as at a stop, a limit or a Spot interruption."""
         if why == "stop" and not self.containers:
             self._end(*_ENDS[why])
-        # A job that is stopped while it is being interrupted must not start again.
-        is_known = self.ending and (self.ending, why) != ("interruption", "stop")
+        # A job that is stopped while it is being interrupted, or retried, must not start again.
+        is_known = self.ending and not (why == "stop" and self.ending in ("interruption", "loss"))
         if not self.containers or is_known:
             return
         self.ending, self._signaled_at = why, time.monotonic()

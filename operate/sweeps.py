@@ -59,7 +59,8 @@ class OperatedSweep:
                 row["state"] = "queued" if jobs[-1].status in _QUEUED else "running"
             elif jobs and row["state"] == "running":
                 row["state"] = "interrupted"
-            rows.append({**row, "usd": self.swept.usd.get(one.run.name)})
+            no_job = 0.0 if row["state"] == "not started" else None
+            rows.append({**row, "usd": self.swept.usd.get(one.run.name, no_job)})
         return rows
 
     def live(self) -> list[tuple[str, str]]:

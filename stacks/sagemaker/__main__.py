@@ -125,9 +125,14 @@ def _queued(
     options: argparse.Namespace, objects: SweepObjects | None, client: Callable[[str], Any]
 ) -> tuple[QueuedSweep, dict[str, list[JobState]]]:
     """Return what was queued before, updated by the options, and the jobs' current states."""
+    older = None
+    if objects is not None and (found := objects.read(SWEEP_JOBS)):
+        older = QueuedSweep.from_bytes(found, f"{options.runs_uri}/{SWEEP_JOBS}")
     usd = options.usd_per_hour
     if usd is None and ".us-east-1." in options.image:  # whose prices these are
         usd = ON_DEMAND_USD_PER_HOUR.get(options.instance_type)
+    elif usd is None and older and older.arguments == options.arguments and older.usd_per_hour:
+        usd = older.usd_per_hour / options.instances  # `runs resume` can be given no other
     if options.max_usd is not None and usd is None:
         raise ValueError(
             f"--max-usd is {options.max_usd:g}, but the price of {options.instance_type} is not "
@@ -141,10 +146,7 @@ def _queued(
             f"({options.attempts} attempts of {options.max_hours:g} h); use fewer --attempts, "
             "a lower --max-hours, or more dollars"
         )
-    before: Mapping[str, list[str]] = {}
-    if objects is not None and (found := objects.read(SWEEP_JOBS)):
-        older = QueuedSweep.from_bytes(found, f"{options.runs_uri}/{SWEEP_JOBS}")
-        before = older.jobs
+    if older is not None:
         # Earlier jobs may have been allowed more time or attempts, or have cost more an hour.
         of_job = None if of_job is None else max(of_job, older.usd_of_job or 0.0)
         hourly = None if hourly is None else max(hourly, older.usd_per_hour or 0.0)
@@ -153,7 +155,7 @@ def _queued(
         usd_per_hour=hourly,
         max_usd=options.max_usd,
         usd_of_job=of_job,
-        jobs=dict(before),
+        jobs=dict(older.jobs) if older else {},
     )
     return kept, kept.look(client) if kept.jobs else {}
 

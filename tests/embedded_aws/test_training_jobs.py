@@ -137,9 +137,16 @@ def test_a_job_whose_hosts_get_no_network_fails_with_the_reason(
     assert job.status == "Failed" and "no network for its hosts: ip link add" in job.reason
 
 
-def test_a_stop_during_an_interruption_is_not_forgotten(job: TrainingJob) -> None:
+@pytest.mark.parametrize("ending", ["interruption", "loss"])
+def test_a_stop_while_a_job_would_start_again_is_not_forgotten(
+    job: TrainingJob, ending: str
+) -> None:
+    job.request = {**job.request, "RetryStrategy": {"MaximumRetryAttempts": 1}}
     _, second = _started(job)
-    job.signal("interruption", second)
+    if ending == "loss":
+        job.lose(second)
+    else:
+        job.signal(ending, second)
     job.signal("stop")
     _until(job, lambda: job.is_over)
     assert job.status == "Stopped" and job.num_starts == 1

@@ -82,6 +82,16 @@ def test_a_total_is_the_least_where_a_cost_is_not_known(
     assert done.endswith("0 of 3 runs have finished, for at least $1.50 so far.")
 
 
+def test_a_run_that_has_not_begun_and_has_no_job_has_cost_nothing(
+    batch: _Batch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch.record({"epochs-2": ["b"]})
+    assert [row["usd"] for row in _runs(batch, "cost", capsys)] == [None, 1.5, 0.0]
+    (batch.folder / "epochs-1" / "head.json").unlink()
+    assert main(["cost", str(batch.folder)]) == 0
+    assert "at least" not in capsys.readouterr().out
+
+
 def test_a_stop_ends_the_jobs_that_are_queued_meanwhile_too(
     batch: _Batch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ FAULTS: Mapping[str, Fault] = {
         ranks_file, "_probe", "if hasattr(socket, name):", 'if "USER" not in name:', "work goes on"
     ),
     "facts are not compared": _text(
-        ranks_file, "_gather", "if theirs.get(what) != facts.get(what)]", "if False]", "same data"
+        ranks_file, "_gather", "if theirs.get(what) != facts.get(what):", "if False:", "same data"
     ),
     "75 is not waited for": _text(
         sagemaker._Command, "run",

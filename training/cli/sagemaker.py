@@ -289,6 +289,7 @@ class _Command:
                 code = self._attempt()
                 if code == Exit.INTERRUPTED and self.terminated_at is None:
                     print("[sagemaker] another host is ending; waiting for all of them", flush=True)
+                    self._sleep(_RESTART_SECONDS)
                     continue
                 failed_at.append(time.monotonic())
                 is_crash = code in (Exit.FAILED, Exit.STORE) or code < 0

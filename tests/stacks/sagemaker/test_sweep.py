@@ -266,6 +266,26 @@ def test_earlier_jobs_count_at_the_price_that_they_had() -> None:
     assert not jobs.sent
 
 
+@pytest.mark.usefixtures("credentials")
+def test_a_sweep_is_resumed_at_the_price_that_it_was_queued_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`runs resume` passes the same options, and can be given no price."""
+    image = f"{_ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/training:1"
+    given = _arguments(image=image, max_usd="75", max_hours="1")
+    before = QueuedSweep(
+        arguments=given, usd_per_hour=1.4, max_usd=75.0, usd_of_job=4.4, jobs={"epochs-1": []}
+    )
+    with mock_aws():
+        s3, queue = _sweep_in_s3({"jobs.json": before.to_bytes()}), _Queue(lambda: None)
+        clients = {"s3": s3, "batch": queue, "sagemaker": None}
+        assert main(given, client=clients.__getitem__) == 0
+        other = [word.replace("g5.2xlarge", "g5.4xlarge") for word in given]
+        assert main(other, client=clients.__getitem__) == 2
+    assert len(queue.sent) == 3
+    assert "the price of ml.g5.4xlarge is not known here" in capsys.readouterr().err
+
+
 _NOT_FOUND = "Requested resource not found."
 
 

@@ -204,8 +204,11 @@ def test_a_container_waits_with_the_others_where_another_host_was_told_to_end(
 ) -> None:
     tries = str(tmp_path / "tries")
     saved = f"f = open({tries!r}, 'a'); f.write('x'); exit(75 if f.tell() < 5 else 0)"
-    assert _trainer(saved).run() == 0
-    assert (tmp_path / "tries").read_text() == "xxxxx"
+    pauses = list[float]()
+    trainer = _trainer(saved)
+    trainer._sleep = pauses.append
+    assert trainer.run() == 0
+    assert (tmp_path / "tries").read_text() == "xxxxx" and pauses == [3.0] * 4
     assert capfd.readouterr().out.count("another host is ending; waiting for all of them") == 4
 
 

@@ -254,15 +254,14 @@ def _gather(
             if name in found:
                 found[name].close()
             found[name] = connection
-            both = {**theirs, **facts}  # either may have what the other has not
-            if differing := [what for what in both if theirs.get(what) != facts.get(what)]:
-                what = differing[0]
-                refused = (
-                    f"host {name} has the {what} {theirs.get(what)!r}, and {hosts.own} "
-                    f"{facts.get(what)!r}; give all hosts the same"
-                )
-                _send(connection, {"refused": refused})
-                raise UserError(refused)
+            for what in {**theirs, **facts}:  # either may have one that the other has not
+                if theirs.get(what) != facts.get(what):
+                    refused = (
+                        f"host {name} has the {what} {theirs.get(what)!r}, and {hosts.own} "
+                        f"{facts.get(what)!r}; give all hosts the same"
+                    )
+                    _send(connection, {"refused": refused})
+                    raise UserError(refused)
 
 
 def _join(
