@@ -143,7 +143,7 @@ class EmbeddedAws:
     def environment(self) -> dict[str, str]:
         """Return the variables that point the CDK CLI, the aws CLI and boto3 here, past a proxy."""
         direct = getproxies_environment().get("no", "")
-        if direct != "*" and HOST not in direct:
+        if direct != "*" and HOST not in direct.replace(" ", "").split(","):
             direct = f"{direct},{HOST}".lstrip(",")
         return {
             **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),

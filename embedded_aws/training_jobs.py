@@ -128,7 +128,7 @@ class TrainingJob:
 
         When it notices the loss of one of several is undocumented; here, after `notice_seconds`.
         """
-        if self.containers:
+        if self.containers and self.ending != "stop":
             self.ending, self._signaled_at = "loss", time.monotonic()
         for each in self.containers:
             if host in ("", each.host):

@@ -287,7 +287,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
     with (
         EmbeddedAws(port=arguments.port, spot_usd=spot_usd) as aws,
-        cleared_folder(REPOSITORY / "out/aws-local") as folder,
+        cleared_folder(REPOSITORY / "out/aws-local/now") as folder,
         Children(
             say=lambda _: None, environment=child_environment(aws), folder=REPOSITORY
         ) as children,
@@ -296,7 +296,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         stacks = DeployedStacks(folder=folder, aws=aws, children=children)
         stacks.bootstrap()
         variables = aws.exports()
-        folder.with_suffix(".env").write_text(variables)
+        (REPOSITORY / "out/aws-local.env").write_text(variables)
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
         say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")

@@ -12,7 +12,7 @@ from contract.keys import HEAD, RECEIPT
 from contract.lineage import Line
 from embedded_aws import EventBus
 from rehearsal.demo.actions import RehearsedRun, SeenInterruption, steps_lost
-from rehearsal.demo.fleet import MachineLife, user_data_faults
+from rehearsal.demo.fleet import MachineLife, RehearsalFailed, user_data_faults
 from rehearsal.demo.grants import usage
 from rehearsal.demo.run_files import Files, losses, read_events, read_json, read_metrics, read_steps
 
@@ -300,14 +300,14 @@ def _seen(interruption: SeenInterruption) -> dict[str, Any]:
 def _own_receipt(run: Files) -> dict[str, Any]:
     receipt = read_json(run, RECEIPT)
     if receipt is None:
-        raise ValueError("the run has no receipt.json: it did not finish")
+        raise RehearsalFailed("the run has no receipt.json: it did not finish")
     return receipt
 
 
 def _dataset(run: Files) -> dict[str, float]:
     synced = [event for event in read_events(run) if event["name"] == "dataset-synced"]
     if not synced:
-        raise ValueError("no machine reported a synced dataset")
+        raise RehearsalFailed("no machine reported a synced dataset")
     first = synced[0]
     megabytes = first["bytes"] / 1e6
     return {

@@ -182,6 +182,9 @@ def _submit_all(
             how, again = "not queued", "; the same command queues the rest" if objects else ""
             if queued is not None:
                 how = _end_unknown(batch, queued["jobId"])
+            elif isinstance(error, HTTPClientError) or "clientToken" in str(error):
+                look = f"aws batch list-service-jobs --job-queue {job['jobQueue']}"
+                how, again = "perhaps queued", f"; see {look}, and end it before the rest is queued"
             print(
                 f"sagemaker: {job['jobName']} was {how}: {error} ({number} of {len(jobs)} "
                 f"are queued{again})",

@@ -45,7 +45,7 @@ def test_a_command_starts_it_alone_prints_its_variables_and_ends_at_ctrl_c() -> 
 
 
 def test_neither_a_proxy_nor_a_profile_of_the_user_is_in_the_way() -> None:
-    proxy, none = "http://127.0.0.1:9", "localhost, example.com"
+    proxy, none = "http://127.0.0.1:9", "localhost, 127.0.0.1:9"
     own = {"HTTP_PROXY": proxy, "http_proxy": proxy, "NO_PROXY": none, "no_proxy": none}
     command = [sys.executable, "-m", "embedded_aws", "--port", "0"]
     with subprocess.Popen(

@@ -137,7 +137,7 @@ def test_a_job_whose_hosts_get_no_network_fails_with_the_reason(
     assert job.status == "Failed" and "no network for its hosts: ip link add" in job.reason
 
 
-@pytest.mark.parametrize("ending", ["interruption", "loss"])
+@pytest.mark.parametrize("ending", ["interruption", "loss", "loss afterwards"])
 def test_a_stop_while_a_job_would_start_again_is_not_forgotten(
     job: TrainingJob, ending: str
 ) -> None:
@@ -145,9 +145,11 @@ def test_a_stop_while_a_job_would_start_again_is_not_forgotten(
     _, second = _started(job)
     if ending == "loss":
         job.lose(second)
-    else:
+    elif ending == "interruption":
         job.signal(ending, second)
     job.signal("stop")
+    if ending == "loss afterwards":
+        job.lose(second)
     _until(job, lambda: job.is_over)
     assert job.status == "Stopped" and job.num_starts == 1
 

@@ -187,7 +187,7 @@ def test_fails_to_start_a_second_embedded_aws_for_a_checkout(
 ) -> None:
     monkeypatch.setattr(commands, "REPOSITORY", tmp_path)
     monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", "0"])
-    with cleared_folder(tmp_path / "out/aws-local"):
+    with cleared_folder(tmp_path / "out/aws-local/now"):
         assert main() == 2
     assert "another command is writing to" in capsys.readouterr().err
     assert not (tmp_path / "out/aws-local.env").exists()

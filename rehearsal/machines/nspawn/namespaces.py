@@ -113,10 +113,12 @@ def _start_sweeper() -> tuple[int, int]:
 
 def _wait(child: int) -> int:
     """Forward signals until the child exits; return its exit code as a shell would."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]  # by nohup
+    for number in heard:
         signal.signal(number, lambda received, _: os.kill(child, received))
     _, status = os.waitpid(child, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in heard:
         signal.signal(number, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

@@ -210,6 +210,24 @@ def test_a_write_of_jobs_whose_answer_is_lost_is_not_another_s() -> None:
 
 
 @pytest.mark.usefixtures("credentials")
+def test_a_job_whose_answer_is_lost_may_be_queued(capsys: pytest.CaptureFixture[str]) -> None:
+    """boto3 sends it again with the same token, which Batch refuses."""
+
+    class Lossy(_Queue):
+        def submit_service_job(self, **given: Any) -> Any:
+            super().submit_service_job(**given)
+            text = "a job with the same clientToken and request is there"
+            raise ClientError({"Error": {"Message": text}}, "SubmitServiceJob")
+
+    with mock_aws():
+        clients = {"s3": _sweep_in_s3({}), "batch": Lossy(lambda: None)}
+        assert main(_arguments(), client=clients.__getitem__) == 1
+    said = capsys.readouterr().err
+    assert "was perhaps queued: " in said and "the same command" not in said
+    assert "see aws batch list-service-jobs --job-queue" in said
+
+
+@pytest.mark.usefixtures("credentials")
 def test_a_job_that_can_be_neither_recorded_nor_ended_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
