@@ -74,6 +74,7 @@ class _ProgramJob:
         channels = options.program.channels if options.dataset_uri else ()
         self._command = build_command(options, self._host, channels, os.environ)
         self._origin = _origin(options)
+        self._has_ended = False  # by itself: others' programs have, too, or are about to
 
     def run_config(self) -> RunConfig:
         """Return config.json's content if this is the run's first attempt."""
@@ -103,6 +104,7 @@ class _ProgramJob:
                 with watch.log() as output, self._process(variables, output) as process:
                     watch.begin(process)
                     watch.until_end()
+                    self._has_ended = run.supervisor.interruption.notice is None
                 # Uploads may take minutes; those that end before a notice's deadline count.
                 return _beating(run, watch.conclude, until_notice=False)
 
@@ -170,7 +172,8 @@ class _ProgramJob:
         def leave() -> None:
             # At once: the others' programs may end with this one, and would seem to have finished.
             supervisor.interruption.wait(threading.TIMEOUT_MAX)
-            meeting.close()
+            if not self._has_ended:
+                meeting.close()
 
         threading.Thread(target=leave, name="leave", daemon=True).start()
         try:
@@ -212,8 +215,8 @@ def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> N
     One that does not listen ends with the first host's, which may need it until its last snapshot.
     """
     number = None if signal_name == "none" else signal.Signals[signal_name]
-    if number is not None and (pids := process.takers(number)):
-        process.signal(number, pids)
+    if number is not None and (pids := process.takers(number)) != []:
+        process.signal(number, pids or ())
     while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
         pass
 
