@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embedded_aws.cloudformation import schema
-from embedded_aws.cloudformation.schema import changed_properties, replaces
+from embedded_aws.cloudformation.schema import changed_properties, replacing_paths
 
 Synthesize = Callable[..., Any]
 CHANGES = {
@@ -46,7 +46,7 @@ def test_a_change_is_made_in_place_but_perhaps_in_the_fleet(
     pairs = _pairs(before, after)
     assert pairs, "the change changes something"
     for name, type_name, old, new in pairs:
-        assert not replaces(type_name, old, new), f"{name} would be replaced"
+        assert not replacing_paths(type_name, old, new), f"{name} would be replaced"
         # Nor may it depend on what only a deploy shows.
         assert {"Never"} == {each for _, each in changed_properties(type_name, old, new)}, name
     # A given image needs no stack that keeps the run's.
@@ -73,14 +73,14 @@ def test_a_new_run_replaces_the_fleet_and_nothing_else(
     synthesize: Synthesize, kind: str, type_name: str
 ) -> None:
     pairs = _pairs(synthesize(fleet=kind), synthesize(fleet=kind, run_id="exp7"))
-    assert {name for _, name, old, new in pairs if replaces(name, old, new)} == {type_name}
+    assert {name for _, name, old, new in pairs if replacing_paths(name, old, new)} == {type_name}
 
 
 @pytest.mark.parametrize("change", ["size", "pools", "base", "zero"])
 def test_groups_change_in_place(change: str, synthesize: Synthesize) -> None:
     pairs = _pairs(synthesize(fleet="asg"), synthesize(fleet="asg", **CHANGES[change]))
     for name, type_name, old, new in pairs:
-        assert not replaces(type_name, old, new), f"{name} would be replaced"
+        assert not replacing_paths(type_name, old, new), f"{name} would be replaced"
 
 
 def test_another_kind_of_fleet_comes_beside_the_old_one(synthesize: Synthesize) -> None:
