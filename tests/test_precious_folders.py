@@ -75,7 +75,7 @@ def test_fails_for_an_output_folder_with_a_user_s_files(
         _make_a_run(run)
     if words.startswith(("demo", "drill", "many")):
         monkeypatch.setattr(deployment, "EmbeddedAws", None)  # it begins with the folder
-        assert rehearse(arguments, monkeypatch) == 1
+        assert rehearse(arguments, monkeypatch) == 2
     else:
         assert training(arguments) == 2
     said = capfd.readouterr().err.splitlines()
@@ -150,10 +150,11 @@ def test_the_embedded_aws_and_the_alarms_write_nothing_beside_their_own_file(
     monkeypatch.setattr(DeployedStacks, "bootstrap", lambda self: None)
     monkeypatch.setattr(threading.Event, "wait", stop)
     assert rehearse(["aws", "--port=0"], monkeypatch) == 130
-    assert kept(out) == {**MINE, "aws-local.env": "export AWS_REGION=us-east-1\n"}
+    own = {"aws-local.env": "export AWS_REGION=us-east-1\n", "aws-local/now/made-by-training": ""}
+    assert kept(out) == {**MINE, **own}
     monkeypatch.setattr(rehearsing, "run_cdk", stop)
     assert rehearse(["alarms"], monkeypatch) == 130
-    assert kept(out).keys() == {*MINE, "aws-local.env"}
+    assert kept(out).keys() == {*MINE, *own}
 
 
 def test_make_clean_removes_what_make_made_and_nothing_else(precious: Path) -> None:

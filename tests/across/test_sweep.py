@@ -162,8 +162,8 @@ def test_a_sweep_in_a_folder_has_a_table_and_no_jobs(
     (tmp_path / "sweep.json").write_bytes(written.to_bytes())
     rows = runs("status", str(tmp_path))
     assert [(row["run"], row["state"], row["usd"]) for row in rows] == [
-        ("learning_rate-0.01", "not started", None),
-        ("learning_rate-0.02", "not started", None),
+        ("learning_rate-0.01", "not started", 0.0),
+        ("learning_rate-0.02", "not started", 0.0),
     ]
     assert main(["resume", str(tmp_path)]) == 0
     assert "now start its command again" in capsys.readouterr().err

@@ -36,12 +36,16 @@ def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
             signal.raise_signal(number)
         raise AssertionError("the first signal raises")
 
-    before = handlers()
-    monkeypatch.setattr(commands, "show_alarms", impatient)
-    monkeypatch.setattr(sys, "argv", ["rehearsal", "alarms"])
-    assert main() == 130
-    assert "has been stopped" in capsys.readouterr().err
-    assert handlers() == before, "a later SIGTERM would be swallowed"
+    own = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as without nohup
+    try:
+        before = handlers()
+        monkeypatch.setattr(commands, "show_alarms", impatient)
+        monkeypatch.setattr(sys, "argv", ["rehearsal", "alarms"])
+        assert main() == 130
+        assert "has been stopped" in capsys.readouterr().err
+        assert handlers() == before, "a later SIGTERM would be swallowed"
+    finally:
+        signal.signal(signal.SIGHUP, own)
 
 
 def test_what_is_started_with_nohup_goes_on_when_the_terminal_closes(

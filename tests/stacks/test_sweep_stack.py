@@ -50,7 +50,13 @@ def test_it_is_left_out_unless_asked_for_and_changes_no_other_stack(
     assert "SweepStack" not in templates
     asked = synthesize(**{"sweep.instances": "1"})
     assert asked.keys() - templates.keys() == {"SweepStack"}
-    assert asked["TrainingStack"] == templates["TrainingStack"]
+    outputs = [each["TrainingStack"]["Outputs"] for each in (asked, templates)]
+    command, usual = (each["DeployCommand"]["Value"] for each in outputs)
+    assert command == f"{usual} -c sweep.instances=1"
+    assert asked["TrainingStack"] == {
+        **templates["TrainingStack"],
+        "Outputs": {**outputs[1], "DeployCommand": {"Value": command}},
+    }
     first_in_first_out = asked["SweepStack"]
     assert not every(first_in_first_out, "AWS::Batch::SchedulingPolicy")
     assert "SchedulingPolicyArn" not in only(first_in_first_out, "AWS::Batch::JobQueue")
