@@ -317,6 +317,7 @@ def test_a_need_has_its_choice(
     assert (answer.get("moves") or answer["candidates"])[0]["size"] == choice
 
 
+@pytest.mark.slow  # 12 s: with a deadline, each size's Spot market is played
 @pytest.mark.parametrize(
     "command", re.findall(r"^    python -m sizing (advise \S+ --deadline.+)$", PAGE, re.MULTILINE)
 )
