@@ -79,9 +79,8 @@ def build(
         wheels=wheels,
     )
     # Another deploy with fewer options would begin another run.
-    options = StackParameters.options(app.node.get_all_context())
-    command = f"npx cdk deploy {parameters.training}{options}"
-    CfnOutput(training_stack, "DeployCommand", value=command)
+    deploy = parameters.training + StackParameters.options(app.node.get_all_context())
+    CfnOutput(training_stack, "DeployCommand", value=f"npx cdk deploy {deploy}")
     for stack in shared:
         training_stack.add_stack_dependency(stack)
     if parameters.review.repository:

@@ -171,6 +171,8 @@ class Scaling:
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._scaler = GradScaler(device.type, enabled=precision == "float16")
+        # It begins with its first loss, and a rank may have no micro-batch in its first step.
+        self._scaler.scale(torch.zeros((), device=device))
 
     def backward(self, loss: Tensor) -> None:
         """Backpropagate the scaled loss."""

@@ -77,6 +77,24 @@ def test_steps_whose_gradients_overflow_are_skipped_and_the_scale_is_halved() ->
     assert torch.allclose(model.weight, before - 1.0)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_rank_resumed_at_a_step_in_which_it_has_no_micro_batch_steps_too(
+    clip_norm: float | None,
+) -> None:
+    """As in the last step of an epoch: its gradients are the other ranks'."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaling = Scaling("float16", torch.device("cpu"))
+    scaling.load({**scaling.state(), "scale": 4.0, "_growth_tracker": 7})
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.full((1, 2), 2.0)  # 0.5, scaled
+    model.bias.grad = torch.zeros(1)
+    skipped, _ = scaling.step(optimizer, model, clip_norm)
+    assert not skipped
+    assert torch.equal(model.weight, before - 0.5)
+    assert (scaling.state()["scale"], scaling.state()["_growth_tracker"]) == (4.0, 8)
+
+
 def test_gradients_accumulate_exactly_with_weights(
     run: Run, new_run: NewRun, tmp_path: Path
 ) -> None:
