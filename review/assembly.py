@@ -314,7 +314,7 @@ def head_name(repository: Path) -> str:
 def deployed(head: Side) -> Side:
     """Read head's stacks as they are deployed; needs cloudformation:GetTemplate, DescribeStacks."""
     stacks: dict[str, StackSide] = {}
-    others: dict[str, str | None] = {}
+    others: dict[str, Mapping[str, str | None]] = {}  # by region
     try:
         with settings_checked():
             session = checked(_session())
@@ -326,7 +326,7 @@ def deployed(head: Side) -> Side:
                 body = client.get_template(**own, TemplateStage="Original")["TemplateBody"]
             except ClientError as error:
                 if "does not exist" in str(error):
-                    others |= _descriptions(client)
+                    others[stack.region] = others.get(stack.region) or _descriptions(client)
                     continue
                 raise
             stacks[name] = StackSide(
@@ -340,8 +340,8 @@ def deployed(head: Side) -> Side:
         why = explain(error) or error
         raise CannotReview(f"the deployed stacks cannot be read: {why}") from error
     regions = ", ".join(sorted({each.region for each in head.stacks.values()}))
-    return Side(name=f"what is deployed in {regions}", stacks=stacks, others=others,
-                is_deployed=True)  # fmt: skip
+    return Side(name=f"what is deployed in {regions}", stacks=stacks, is_deployed=True,
+                others={k: v for each in others.values() for k, v in each.items()})  # fmt: skip
 
 
 def _drift(client: Any, stack: Mapping[str, Any]) -> str:
