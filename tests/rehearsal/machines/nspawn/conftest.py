@@ -15,6 +15,7 @@ HEAD = """
 import json, shutil, sys, time
 from pathlib import Path
 from rehearsal.machines.commands import CommandFailed
+from rehearsal.machines.machine import TRAINING
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
