@@ -82,7 +82,8 @@ class Ledger:
     """All attempts of the run, including instances that EC2 no longer lists (after an hour)."""
 
     attempts: dict[str, MachineAttempt] = field(default_factory=dict)
-    # The start of the present series of attempts: the Guard's last stop, or the end of the run.
+    # The start of the present series of attempts: the Guard's last stop, the end of the run, or of
+    # a time in which no call read the head: what kept S3 from the Guard may have failed them.
     stopped: float = 0.0
     # The newest commit so far: `reopen --from-checkpoint` leaves only older ones in the head.
     committed: float = 0.0
@@ -199,7 +200,7 @@ class Ledger:
     def note_look(self, now: float, patience_seconds: float) -> None:
         """Note that the head was read: until a first look, or one after long, none was missed."""
         if now - self.looked > patience_seconds:
-            self.blind_until = now
+            self.blind_until, self.stopped = now, now if self.looked else self.stopped
         self.looked = now
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:

@@ -116,7 +116,8 @@ def _over_budget(tick: Tick) -> Reason | None:
 
 def _barren(tick: Tick) -> Reason | None:
     settings, barren = tick.settings, tick.ledger.barren_attempts()
-    if not tick.is_read or len(barren) < settings.max_barren_attempts:
+    # Without the head, what they have committed since is not known.
+    if tick.head is None or not tick.is_read or len(barren) < settings.max_barren_attempts:
         return None
     if tick.ledger.is_barren_on_spot(settings):
         return None

@@ -136,14 +136,17 @@ class Plan:
         """What a run takes of which each machine loses a restart and an interval of Young's."""
         life = 2.1 * HOUR  # what the trainer assumes at first (contract/auto_interval.py)
         interval = math.sqrt(2 * self.save_seconds * life) if self.interval == "auto" else 600.0
+        last = 0.0
         if self.program:
             if self.program.begins == "from scratch" or self.program.is_silent:
                 return math.inf
             interval = self.program.most_unsaved + self.program.start_seconds
+            last = self.program.keep_last * self.save_seconds  # all that a slow link still owes
         steps = 7 * self.step_seconds if self.interval == "7steps" else 2 * self.step_seconds
         lost = self.restart_seconds + interval + 2 * self.save_seconds + steps + 20 * MINUTE
         return (
             1.15 * self.saving_share * self.work_seconds
+            + last
             + machines * (lost + self.evaluation_seconds)
         ) / HOUR
 

@@ -171,7 +171,8 @@ class RankedHost(Host):
         watchdog, known = trainer.supervisor.watchdog, trainer.supervisor.long_work._measured
         longest = max(60.0, *known.values(), 10 * known.get("step", 0.0))
         most = watchdog._limit_seconds + _PATIENCE * longest + LOSS_SECONDS
-        if not trainer.ended.wait(most) and not trainer.paused_until:
+        has_ended = trainer.ended.wait(most)  # while S3 is away, the word of it takes its time
+        if not (has_ended or trainer.paused_until or self.world.was_troubled()):
             self.world.breaks(
                 "a rank that hangs ends the attempt", f"rank {rank}: not in {most:.0f} s"
             )

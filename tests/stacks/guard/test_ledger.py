@@ -135,6 +135,19 @@ def test_a_machine_that_ec2_forgot_between_two_calls_is_held_against_nobody(
     assert bool(ledger.barren_attempts()) == is_barren
 
 
+@pytest.mark.parametrize(("launched", "is_barren"), [(2.5, False), (4.5, True)])
+def test_an_attempt_that_began_while_no_call_read_the_head_is_not_barren(
+    launched: float, is_barren: bool
+) -> None:
+    """S3 was away for hours, for the machine as well: its trainer could commit nothing."""
+    ledger = Ledger()
+    ledger.note_look(HOUR, HOUR)
+    ledger.observe(SETTINGS, [_instance("i-1", launched * HOUR)], 4.6 * HOUR, SEEN)
+    ledger.note_look(4 * HOUR, HOUR)
+    ledger.observe(SETTINGS, [_instance("i-1", launched * HOUR, is_live=False)], 4.7 * HOUR, SEEN)
+    assert bool(ledger.barren_attempts()) == is_barren
+
+
 @pytest.mark.parametrize(("heard", "hours"), [({}, 1.25), ({"i-1": 3 * HOUR}, 3.25)])
 @pytest.mark.parametrize("looks", [[], [168.9], [0.2 * each for each in range(5, 845)]])
 def test_a_machine_that_ended_while_no_call_looked_is_billed_as_far_as_it_was_heard_of(
