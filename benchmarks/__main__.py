@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-# By command: what it measures, and the module with `add_arguments` and either `measure`, which
-# returns rows, or `run`, which does its own printing. Only the requested module is imported, as a
-# machine with a GPU may lack what the others need.
+# By command: what it measures, and the module with `add_arguments`, `measure`, which returns rows,
+# and `is_damaged`, which judges them. Only the requested module is imported, as a machine with a
+# GPU may lack what the others need.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "gpu": ("everything that needs a GPU, in one call", "benchmarks.gpu.table"),
     "kill_table": (
@@ -42,8 +42,6 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if words is None else words)
     module = import_module(COMMANDS[arguments.command][1])
     try:
-        if hasattr(module, "run"):
-            return int(module.run(arguments))
         rows = module.measure(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -52,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
     else:
         _show(rows, title=f"{arguments.command} ({machine()})")
-    return int(hasattr(module, "is_damaged") and module.is_damaged(rows))
+    return int(module.is_damaged(rows))
 
 
 def _show(rows: Sequence[Mapping[str, Any]], title: str) -> None:

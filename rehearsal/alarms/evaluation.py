@@ -68,7 +68,6 @@ class Alarm:
     periods: int
     missing: str
     description: str
-    actions: Sequence[Any]
 
     @classmethod
     def from_properties(cls, name: str, properties: Mapping[str, Any]) -> "Alarm":
@@ -105,7 +104,6 @@ class Alarm:
             periods=properties["EvaluationPeriods"],
             missing=properties.get("TreatMissingData", "missing"),
             description=properties.get("AlarmDescription", ""),
-            actions=properties.get("AlarmActions", []),
         )
 
     def state(self, source: Source, now: float, before: str) -> str:
