@@ -286,6 +286,21 @@ def test_a_checkpoint_over_the_notice_is_a_warning_while_periodic_saves_help(
     assert "notice" not in findings.problems
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "advice"),
+    [
+        (99, "the cheapest size whose baseline network suffices is g6.8xlarge"),
+        (400, "use on-demand capacity"),
+    ],
+)
+def test_fails_on_a_checkpoint_over_the_notice_where_periodic_saves_do_not_help(
+    gigabytes: int, advice: str, tmp_path: Path
+) -> None:
+    large = {"checkpoint_bytes": gigabytes * 10**9}
+    found = found_in(tmp_path, footprint=large, size="g5.xlarge", rate_per_hour=20.0)
+    assert advice in found.problems["notice"]
+
+
 def test_a_checkpoint_over_the_host_memory_keeps_the_gpu_waiting(tmp_path: Path) -> None:
     large = {"checkpoint_bytes": 17_640_000_000}
     small = plan(tmp_path, footprint=large, size="g5.xlarge")
