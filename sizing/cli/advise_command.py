@@ -80,7 +80,6 @@ _OPTIONS: Options = {
 }
 _WISHES: Options = {
     "--max-usd": (NUMBER, "most dollars for the instances"),
-    "--max-usd-per-hour": (NUMBER, "most dollars an hour in its market"),
     "--market": (
         {"choices": MARKETS, "metavar": "NAME"},
         "spot, on-demand or fallback, which has a deadline (default: any)",
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     hours = arguments.hours_per_week
     if hours is not None and not 0 < hours <= 168:
         raise ValueError(f"hours per week are {hours:g}; use more than 0, at most 168")
-    for name in ("deadline_hours", "max_usd", "max_usd_per_hour"):
+    for name in ("deadline_hours", "max_usd"):
         limit = getattr(arguments, name)
         if limit is not None and not 0 < limit < 1e9:
             option = "--" + name.replace("_", "-")
@@ -126,7 +125,6 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = Wanted(
         hours=arguments.deadline_hours,
         usd=arguments.max_usd,
-        usd_per_hour=arguments.max_usd_per_hour,
         gpus=gpus,
         market=arguments.market,
         objective=arguments.objective,

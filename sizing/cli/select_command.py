@@ -29,7 +29,7 @@ from contract.suggestion import suggest
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import age_note
-from sizing.cli.shared_options import COUNT, FLAG, NUMBER, add_price_arguments, price_book
+from sizing.cli.shared_options import COUNT, NUMBER, add_price_arguments, price_book
 from sizing.cli.tables import print_json, show_table
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import PHASES, Requirements, SizeSelection, select
@@ -56,7 +56,6 @@ _OPTIONS: Mapping[str, tuple[Mapping[str, Any], str, tuple[str, ...]]] = {
     "latency": (_pairs("MS"), "latency of one inference", ("serve-online",)),
     "requests_per_minute": (NUMBER, "serve-online: the demand", ("serve-online",)),
     "latency_ms": (NUMBER, "serve-online: latency goal for 95 %% of requests", ("serve-online",)),
-    "min_instances": (COUNT, "serve-online: at least this many (default: 1)", ("serve-online",)),
     "gpu_percent": (NUMBER, "instead-of: GPU utilization", (_INSTEAD,)),
     "gpu_memory_mib": (
         *(COUNT, "train, tune: the need that plan shows; instead-of: in use"),
@@ -72,7 +71,6 @@ _OPTIONS: Mapping[str, tuple[Mapping[str, Any], str, tuple[str, ...]]] = {
         ("experiment", _INSTEAD),
     ),
     "hours_per_day": (NUMBER, "experiment, prepare: hours it is on (default: 8)", _WORK),
-    "needs_cuda": (FLAG, "the model has CUDA kernels of its own", (*_SERVE, *_FIT)),
 }
 
 

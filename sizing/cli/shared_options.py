@@ -16,7 +16,7 @@ from sizing.catalogue.refresh import PriceBook, load
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.plan_inputs import Request, read_manifest
 from sizing.plan.size_plan import Plan, make_plan
-from sizing.spot.interruptions import HISTORY_FILE, load_trace, read_history
+from sizing.spot.interruptions import HISTORY_FILE, read_history
 
 # How argparse reads an option.
 FLAG: Mapping[str, Any] = {"action": "store_true"}
@@ -109,7 +109,6 @@ _OPTIONS: Options = {
         "auto, 2epochs, 100steps or 600s (default: auto)",
     ),
     "--rate": ({**NUMBER, "dest": "rate_per_hour"}, "interruptions per machine hour"),
-    "--trace": (FILE, "a trace as in skypilot-org/spot-traces, replayed instead of --rate"),
     "--history": (
         {**FILE, "default": HISTORY_FILE},
         "what Spot did to your runs, the bucket's spot.json (default: sizing/spot_history.json)",
@@ -144,7 +143,6 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
     read = {
         "size": size,
         "dataset": read_manifest(arguments.manifest) if arguments.manifest else None,
-        "trace": load_trace(arguments.trace) if arguments.trace else None,
         "prices": price_book(arguments),
     }
     given = {n: v for n, v in vars(arguments).items() if n in names and v is not None}

@@ -165,7 +165,6 @@ def serve_online(
     demand_per_second: float,
     latency_goal_ms: float,
     usd_per_hour: float,
-    least_instances: int = 1,
 ) -> Service | None:
     """Return the fewest instances with 95 % of requests in time; None if no number is enough.
 
@@ -174,7 +173,7 @@ def serve_online(
     if throughput.service_ms > latency_goal_ms:
         return None
     needed = math.floor(demand_per_second / throughput.per_second) + 1
-    for instances in range(max(least_instances, needed), MAX_INSTANCES):
+    for instances in range(needed, MAX_INSTANCES):
         each = demand_per_second / instances
         waiting = wait_ms(per_second=throughput.per_second, demand_per_second=each)
         latency = throughput.service_ms + waiting

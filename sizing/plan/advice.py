@@ -32,7 +32,6 @@ class Wanted:
 
     hours: float | None = None
     usd: float | None = None
-    usd_per_hour: float | None = None
     gpus: int | None = None
     market: Market | None = None
     objective: Literal["usd", "hours"] = "usd"
@@ -58,12 +57,6 @@ class PlannedSize:
     def usd(self) -> float:
         """Dollars of the run (p50); infinite if it cannot work."""
         return self.outcomes.usd_at(0.5) if self.outcomes else float("inf")
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Dollars per hour of all hosts in its market; on Spot with a fallback, Spot's."""
-        on_demand, spot = self.plan.inputs.price, self.plan.inputs.spot_price
-        return (on_demand if self.is_in("on-demand") else spot).usd_per_hour
 
     @property
     def hours(self) -> float:
@@ -132,15 +125,10 @@ def rank(
             with suppress(*left_out):
                 plans.append(plan(replace(request, size=size, gpus=gpus)))
     found = [each for made in plans for each in _markets(made, asked)]
-    fits, cap = any(each.outcomes for each in found), asked.usd_per_hour
-    if cap is not None:
-        found = [each for each in found if each.outcomes is None or each.usd_per_hour <= cap]
     if asked.market in (None, "fallback") and asked.hours is not None:
         found += _with_fallback(found, asked, most_fallbacks)
     if asked.market is not None:
         found = [each for each in found if each.outcomes is None or each.is_in(asked.market)]
-    if fits and cap is not None and not any(each.outcomes for each in found):
-        raise ValueError(f"no size costs at most ${cap:g} an hour; raise the limit")
     if not found:
         raise ValueError(f"no size keeps the limits with --market {asked.market}; use another")
     return sorted(found, key=lambda each: (*each.order, each.plan.usd_on_demand))

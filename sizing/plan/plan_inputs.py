@@ -31,14 +31,7 @@ from sizing.models.data_path import (
     volume_rate,
 )
 from sizing.models.footprints import Footprint
-from sizing.spot.interruptions import (
-    HISTORY_FILE,
-    Interruptions,
-    Trace,
-    interruptions,
-    interruptions_of,
-    learned,
-)
+from sizing.spot.interruptions import HISTORY_FILE, Interruptions, interruptions, learned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +46,8 @@ class DatasetFacts:
     file_bytes: tuple[int, ...] = field(default=(), compare=False, repr=False)
     workload: str = ""
     train_samples: int | None = None
-    validation_samples: int | None = None
     sample_bytes: float | None = None
     sample_pixels: float | None = None
-
-    @property
-    def gib(self) -> float:
-        """Its size on the volume."""
-        return self.num_bytes / GIB
 
     def applied(self, facts: DataFacts | None) -> DataFacts | None:
         """Return the workload's usual facts with this dataset's bytes and pixels in them."""
@@ -92,7 +79,6 @@ def read_manifest(path: Path) -> DatasetFacts:
             file_bytes=tuple(sizes),
             workload=str(manifest.get("workload", "")),
             train_samples=_count(splits.get("train")),
-            validation_samples=_count(splits.get("validation")),
             sample_bytes=meta.get("image_bytes"),
             sample_pixels=meta.get("image_pixels"),
         )
@@ -138,7 +124,6 @@ class Request:
     dataset: DatasetFacts | None = None  # the facts in its manifest
     unshared_gib: float = 0.0
     rate_per_hour: float | None = None
-    trace: Trace | None = None
     history: Path = HISTORY_FILE  # of the account's own pools
     pools: int = 2
     prices: PriceBook = field(default_factory=PriceBook)
@@ -160,13 +145,11 @@ class Request:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e6:
                 raise ValueError(f"{name} is {value}; use a number from 0 to a million")
-        if self.hosts > 1 and (self.ranks not in RANKS or self.runs > 1 or self.trace):
+        if self.hosts > 1 and (self.ranks not in RANKS or self.runs > 1):
             raise ValueError(
                 f"hosts is {self.hosts} with {self.gpus} GPUs each; use 1, 2, 4 or 8 GPUs in all, "
-                "one run, and a rate instead of one machine's trace"
+                "and one run"
             )
-        if self.rate_per_hour is not None and self.trace is not None:
-            raise ValueError("a rate and a trace contradict each other; use one of them")
         if self.notice_seconds is not None and not 0 <= self.notice_seconds <= MAX_SECONDS:
             raise ValueError(
                 f"notice_seconds is {self.notice_seconds:g}; EC2 gives at most {MAX_SECONDS}, "
@@ -406,13 +389,11 @@ def _dataset_bytes(
 
 
 def _interruptions(request: Request) -> Interruptions:
-    """Return those of the trace; else a rate that was set, or own history, with published ones.
+    """Return those of a rate that was set, or of own history, with published ones.
 
     The loss of one machine interrupts a run of several: N are lost N times as often. Waiting for
     all of them at once is not counted as longer, because by how much has not been published.
     """
-    if request.trace is not None:
-        return interruptions_of(request.trace)
     found = interruptions(pools=request.pools)
     if request.rate_per_hour is not None:
         found = replace(found, rate_per_hour=request.rate_per_hour, source="given")

@@ -196,7 +196,7 @@ def _forecast(
             pattern=taken.pattern,
         )
         usd = inputs.spot_price.usd_per_hour
-        return forecast(run, usd_per_hour=usd, trace=request.trace)
+        return forecast(run, usd_per_hour=usd)
     except ValueError:
         return None
 

@@ -35,8 +35,6 @@ class Requirements:
     throughputs: Mapping[str, Throughput] = field(default_factory=dict)
     requests_per_minute: float | None = None
     latency_ms: float | None = None
-    min_instances: int = 1
-    needs_cuda: bool = False
     gpu_memory_mib: int | None = None
     memory_gib: float = 0.0
     vcpus: int = 0
@@ -198,8 +196,6 @@ def serving_candidates(
         price = on_demand if is_online else spot
         if price is None:
             left_out[size] = "no price is known"
-        elif requirements.needs_cuda and catalogue.find(size).kind != "gpu":
-            left_out[size] = "needs CUDA: no NVIDIA GPU"
         elif is_online:
             one = _online(requirements, throughput, price)
             if isinstance(one, str):
@@ -221,7 +217,6 @@ def _online(requirements: Requirements, throughput: Throughput, price: Price) ->
         demand_per_second=demand,
         latency_goal_ms=requirements.latency_ms,
         usd_per_hour=price.usd_per_hour,
-        least_instances=requirements.min_instances,
     )
     if service is None:
         return (
@@ -244,7 +239,7 @@ def _online(requirements: Requirements, throughput: Throughput, price: Price) ->
             "p95_ms": service.latency_ms,
         },
         reasons=reasons,
-        more=["one instance is a single point of failure: --min-instances 2"]
+        more=["one instance is a single point of failure: run two"]
         if service.instances == 1
         else [],
     )

@@ -1,6 +1,6 @@
 """The effect of Spot on a run: how often it is interrupted and how long it then takes.
 
 Promises the same answer to the same question: all random numbers have fixed seeds. Everything here
-is modelled or replayed on a trace; docs/spot.md says how far off it is.
+is modelled; docs/spot.md says how far off it is.
 Uses sizing/catalogue.
 """

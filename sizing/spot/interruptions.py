@@ -1,15 +1,14 @@
-"""Traces of Spot availability, read and turned into the lives of machines.
+"""How often Spot takes a machine away, and how long the next one takes to come.
 
-The format is that of skypilot-org/spot-traces: `{"metadata": {"gap_seconds": n}, "data": [...]}`,
-the number of available machines per tick. None are shipped.
+Published figures, blended with the account's own history. Traces, which drills play, have the
+format of skypilot-org/spot-traces: `{"metadata": {"gap_seconds": n}, "data": [...]}`, the number of
+available machines per tick. None are shipped.
 """
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +22,6 @@ class SpotLife:
 
     start: float
     end: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
-    """The times when a machine is available in one pool."""
-
-    name: str
-    seconds: float
-    lives: tuple[SpotLife, ...]
-
-
-def load_trace(path: Path) -> Trace:
-    """Read one trace file; a malformed one, or one without a machine, is a ValueError."""
-    gap, counts = read_spot_counts(path)
-    lives = tuple(_lives(counts, gap))
-    if not lives:
-        raise ValueError(f"trace {_short(path)} has no machine at any time")
-    return Trace(name=_short(path), seconds=gap * len(counts), lives=lives)
-
-
-def _lives(counts: Sequence[float], gap: float) -> Iterator[SpotLife]:
-    """Yield the lives; a life is a series of ticks with a machine."""
-    end = 0
-    for has_machine, ticks in groupby(count > 0 for count in counts):
-        start, end = end, end + len(list(ticks))
-        if has_machine:
-            yield SpotLife(start=start * gap, end=end * gap)
-
-
-def _short(path: Path) -> str:
-    """Return zone and day of a trace named as in skypilot-org/spot-traces, else its name."""
-    parts = path.stem.split("_")
-    if len(parts) >= 4 and "-node" in parts[1]:
-        day = parts[2].removeprefix("aws-")
-        return f"{parts[3]} {day[:5]}"
-    return path.stem
 
 
 def read_spot_counts(path: Path) -> tuple[float, list[float]]:
@@ -122,18 +85,6 @@ class Interruptions:
         return None if math.isinf(self.published_rate) else 1 / self.saving_rate
 
 
-def interruptions_of(trace: Trace) -> Interruptions:
-    """Return the interruptions of one trace; a machine that outlives it does not count as lost."""
-    hours = sum(life.end - life.start for life in trace.lives) / 3600
-    losses = sum(life.end < trace.seconds for life in trace.lives)
-    waits = [after.start - before.end for before, after in pairwise(trace.lives)]
-    return Interruptions(
-        rate_per_hour=losses / hours,
-        wait_seconds=sum(waits) / len(waits) if waits else 0.0,
-        source=f"{trace.name}: {losses} losses in {hours:,.0f} machine hours",
-    )
-
-
 @cache
 def interruptions(*, pools: int = 2) -> Interruptions:
     """Return the interruptions to plan with in a fleet of `pools` zone-and-size pools.
@@ -161,31 +112,16 @@ HISTORY_FILE = Path(__file__).parent.parent / "spot_history.json"
 _LIVES, _WAITS = (4.0, 0.5), (5.0, 1.0)
 
 
-def record_of(trace: Trace) -> PoolRecord:
-    """Return a trace as the history of its pool, as of its end."""
-    found, gone = PoolRecord(), 0.0
-    for life in trace.lives:
-        hours, lost = (life.end - life.start) / 3600, float(life.end < trace.seconds)
-        found += PoolRecord(at=life.end, up_hours=hours, losses=lost)
-        if gone:
-            found += PoolRecord(at=life.end, wait_hours=(life.start - gone) / 3600, waits=1.0)
-        gone = life.end
-    return found.as_of(trace.seconds)
-
-
 def read_history(path: Path) -> PoolHistory:
-    """Read a history of pools, or a trace as that of every pool; a ValueError if it is neither."""
+    """Read a history of pools; a ValueError if it is none."""
     try:
         return PoolHistory.from_json(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"there is no Spot history {path}") from None
     except ValueError as error:
-        try:
-            return PoolHistory({"trace": {"": record_of(load_trace(path))}})
-        except ValueError:
-            raise ValueError(
-                f"{path} is {error}; the Guard keeps one as spot.json in the run bucket"
-            ) from None
+        raise ValueError(
+            f"{path} is {error}; the Guard keeps one as spot.json in the run bucket"
+        ) from None
 
 
 def learned(prior: Interruptions, history: Path, size: str, zone: str | None) -> Interruptions:
@@ -201,7 +137,7 @@ def learned(prior: Interruptions, history: Path, size: str, zone: str | None) ->
     except ValueError as error:
         return replace(prior, source=f"{prior.source}; without a history: {error}")
     wanted = PoolHistory.name(size, zone or "")
-    own = [each for name, each in pools.items() if not name or name.startswith(wanted)]
+    own = [each for name, each in pools.items() if name.startswith(wanted)]
     seen = sum(own, start=PoolRecord())
     if not seen.up_hours:
         return replace(prior, source=f"{prior.source}; the account's runs had no {wanted}")

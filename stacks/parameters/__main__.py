@@ -1,7 +1,6 @@
-"""The stack parameters as tables: one size with the origin of each value, or several compared.
+"""The stack parameters as a table: one size with the origin of each value.
 
 Run: python -m stacks.parameters g5.xlarge [-c NAME=VALUE] [--json]
-     python -m stacks.parameters --compare [SIZE ...] [--json]
      python -m stacks.parameters --page     (writes docs/parameters.md)
 """
 
@@ -14,14 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.trainer_options import OPTIONS
-from sizing import catalogue
 from stacks.parameters import StackParameters
 from stacks.parameters.context import CDK_JSON, LEFT_OPEN, defaults
 from stacks.parameters.decisions import ORIGINS
 from stacks.parameters.fields import KINDS
-
-# The families that --compare shows when no size is given.
-FAMILIES = ("g4dn", "g5", "g6", "g6e")
 
 PAGE = CDK_JSON.parent / "docs" / "parameters.md"
 INTRODUCTION = """# Parameters
@@ -60,26 +55,6 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
     return rows
 
 
-def compare(sizes: Sequence[str], given: Mapping[str, str]) -> list[dict[str, object]]:
-    """Return one row per size, with a column for each parameter that differs between them."""
-    every = [StackParameters.for_size(size, **given) for size in sizes]
-    flat = [each.flat() for each in every]
-    differing = [
-        name for name in KINDS if name == "size" or len({values[name] for values in flat}) > 1
-    ]
-    return [
-        {
-            **{name: values[name] for name in differing},
-            "gpus": f"{each.instance.num_gpus} x {each.instance.gpu.removeprefix('NVIDIA ')}",
-            "vcpus": each.instance.vcpus,
-            "ebs_sustained_mb_per_second": each.instance.ebs_baseline_mb_per_second,
-            "usd_per_hour": each.instance.on_demand_usd_per_hour,
-            "alternates": each.sizes[1:],
-        }
-        for each, values in zip(every, flat, strict=True)
-    ]
-
-
 def page() -> str:
     """Return docs/parameters.md."""
     usual = defaults()
@@ -115,18 +90,6 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def deployable_sizes(families: Sequence[str]) -> list[str]:
-    """Return every deployable size of the families, in the catalogue's order."""
-    return [
-        size
-        for size, instance in catalogue.instances().items()
-        if instance.family in families
-        and instance.is_trainable
-        and not instance.needs_own_image
-        and instance.on_demand_usd_per_hour is not None
-    ]
-
-
 def _show(rows: Sequence[Mapping[str, object]]) -> None:
     table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
     for row in rows:
@@ -148,34 +111,23 @@ def _shown(value: object) -> str:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stacks.parameters", description=__doc__)
-    parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: cdk.json's")
+    parser.add_argument("size", nargs="?", metavar="SIZE", help="default: cdk.json's")
     parser.add_argument("-c", "--context", action="append", default=[], metavar="NAME=VALUE")
-    families = ", ".join(FAMILIES)
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help=f"show what differs by size; without SIZE: {families}",
-    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--page", action="store_true", help="write docs/parameters.md")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print one of the two tables; the exit code is 2 for a user's mistake."""
+    """Print the table or write the page; the exit code is 2 for a user's mistake."""
     options = _parse(arguments)
     if options.page:
         PAGE.write_text(page(), encoding="utf-8")
         return 0
     given = dict(pair.partition("=")[::2] for pair in options.context)
     try:
-        if options.compare:
-            rows = compare(options.sizes or deployable_sizes(FAMILIES), given)
-        elif len(options.sizes) > 1:
-            raise ValueError("got several sizes; to compare them, add --compare")
-        else:
-            size = [*options.sizes, given.pop("size", str(defaults()["size"]))][0]
-            rows = explain(size, given)
+        usual = given.pop("size", str(defaults()["size"]))
+        rows = explain(options.size or usual, given)
     except ValueError as mistake:
         print(f"parameters: {mistake}", file=sys.stderr)
         return 2

@@ -137,8 +137,6 @@ def test_fails_for_a_zero_which_is_no_default(
         (["demo", "--hosts=4", "--size=g5.12xlarge"], "--hosts is 4 and g5.12xlarge has 4 GPUs"),
         (["demo", "--hosts=8", "--workload=detection"], "4 samples a step, too few for 8 GPUs"),
         (["aws", "--port=65536"], "the port is 65536; use 1 to 65535, or 0 for a free one"),
-        (["alarms", "--template=cdk.json"], "--template cdk.json is not a template (KeyError("),
-        (["alarms", "--template=README.md"], "README.md is not a template (JSONDecodeError("),
         (["many", "--runs=0", "--at-once=2"], "--runs is 0 and --at-once 2; use 1 or more of each"),
     ],
 )

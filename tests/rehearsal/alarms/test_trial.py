@@ -89,13 +89,19 @@ def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
         read_alarms(changed)
 
 
+@pytest.mark.parametrize("has_plan", [True, False], ids=["workload", "program"])
 def test_the_command_prints_the_table_and_succeeds_when_every_alarm_passes(
-    template: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    has_plan: bool, template: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "TrainingStack.template.json"
-    path.write_text(json.dumps(template))
-    path.with_name("TrainingStack.plan.json").write_text(json.dumps({"gpu_busy_percent": PLANNED}))
-    monkeypatch.setattr("sys.argv", ["rehearsal", "alarms", "--template", str(path), "--json"])
+    def synth(*words: Any) -> None:
+        folder = Path(words[-1])
+        (folder / "TrainingStack.template.json").write_text(json.dumps(template))
+        if has_plan:
+            plan = json.dumps({"gpu_busy_percent": PLANNED})
+            (folder / "TrainingStack.plan.json").write_text(plan)
+
+    monkeypatch.setattr("rehearsal.rehearsal_command.run_cdk", synth)
+    monkeypatch.setattr("sys.argv", ["rehearsal", "alarms", "--json"])
     assert main() == 0
     assert len(json.loads(capsys.readouterr().out)) == len(FAULTS)
 

@@ -234,12 +234,6 @@ QUESTIONS: list[tuple[str, str, Answer, object]] = [
         ),
     ),
     (
-        "What is cheapest of what costs at most $1.10 an hour on demand? g5.xlarge is $1.006.",
-        "advise trajectory --sizes g5 --market on-demand --max-usd-per-hour 1.1",
-        lambda a: {row["size"] for row in a["candidates"]},
-        {"g5.xlarge"},
-    ),
-    (
         "How busy is the GPU of a run that waits for its loader? 630 of 859 to 941: 67 to 73 %.",
         "plan imagenet --size g5.xlarge",
         lambda a: (

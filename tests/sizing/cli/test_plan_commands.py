@@ -184,21 +184,6 @@ def test_review_shows_a_run_and_asks_for_its_size(
     assert "GPU memory of stage" in capsys.readouterr().out
 
 
-def test_a_plan_on_a_trace_takes_its_interruptions_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = tmp_path / "trace.json"
-    # One machine of an hour in every eight: whoever asks at any moment waits for hours.
-    ticks = [1] * 12 + [0] * 84
-    trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": ticks * 3}))
-    asked = ["plan", "trajectory", "--size", "g5.2xlarge", "--trace", str(trace)]
-    assert main([*asked, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert 2 < plan["hours_p50"] < 6 < plan["hours_p90"] < 8
-    assert main([*asked, "--rate", "0.1"]) == 2
-    assert "a rate and a trace contradict each other" in capsys.readouterr().err
-
-
 def test_advice_is_a_page_to_keep_with_date_verdict_chart_and_horizons(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -33,28 +33,11 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
         ["advise", "imagenet", "--sizes=g5.xlarge", "--market=fallback", "--deadline-hours=1"],
         "no size keeps the limits with --market fallback",
     ),
-    (
-        ["advise", "imagenet", "--sizes", "g5.xlarge", "--max-usd-per-hour", "0.01"],
-        "no size costs at most $0.01 an hour",
-    ),
-    # Too small, not too dear.
-    (
-        [
-            "advise",
-            "imagenet",
-            "--sizes=g4dn.xlarge",
-            "--micro-batch=4096",
-            "--batch=4096",
-            "--max-usd-per-hour=50",
-        ],
-        "192,183 MiB of GPU memory, g4dn.xlarge has 14,909",
-    ),
     (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
     (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
     (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
     (["advise", "trajectory", "--max-usd", "nan"], "--max-usd is nan; use a number above 0"),
     (["advise", "trajectory", "--deadline-hours", "-3"], "--deadline-hours is -3; use"),
-    (["advise", "trajectory", "--max-usd-per-hour", "nan"], "--max-usd-per-hour is nan; use"),
     ([*PLAN, "--samples", "99999999999999"], "use 1 to a trillion"),
     (["advise", "trajectory", "--hours-per-week", "200"], "at most 168"),
     (["advise", "trajectory", "--hours-per-week", "0"], "more than 0"),

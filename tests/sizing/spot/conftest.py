@@ -19,8 +19,8 @@ POISSON = Pattern(
 def write_trace(tmp_path: Path) -> WriteTrace:
     """Write a trace file of some ticks."""
 
-    def write(data: object, *, gap: object = 60, name: str = "trace.json") -> Path:
-        path = tmp_path / name
+    def write(data: object, *, gap: object = 60) -> Path:
+        path = tmp_path / "trace.json"
         path.write_text(json.dumps({"metadata": {"gap_seconds": gap}, "data": data}))
         return path
 

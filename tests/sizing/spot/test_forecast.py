@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import stdtrit
 
 from sizing.spot.forecast import SpotForecast, forecast
-from sizing.spot.interruptions import Trace, interruptions, load_trace
+from sizing.spot.interruptions import interruptions
 from sizing.spot.pattern import (
     SEEN,
     SEEN_IN_FLEETS,
@@ -20,16 +20,14 @@ from sizing.spot.pattern import (
 )
 from sizing.spot.simulation import SpotRun
 
-from .conftest import POISSON, WriteTrace
+from .conftest import POISSON
 
 DAY = 86_400.0
 
 
-def estimate(*, usd_per_hour: float = 0.0, trace: Trace | None = None, **run: Any) -> SpotForecast:
+def estimate(*, usd_per_hour: float = 0.0, **run: Any) -> SpotForecast:
     """The forecast of a run that saves every half an hour unless the test says otherwise."""
-    return forecast(
-        SpotRun(**{"interval_seconds": 1800.0, **run}), usd_per_hour=usd_per_hour, trace=trace
-    )
+    return forecast(SpotRun(**{"interval_seconds": 1800.0, **run}), usd_per_hour=usd_per_hour)
 
 
 def test_without_interruptions_a_run_takes_its_start_its_work_and_its_saves() -> None:
@@ -219,21 +217,6 @@ def test_fails_for_no_pools() -> None:
         interruptions(pools=0)
 
 
-def test_a_trace_is_replayed_instead_of_modelled(write_trace: WriteTrace) -> None:
-    # An hour of every two: three hours of work, from anywhere in it, begin and end in a machine.
-    trace = load_trace(write_trace([1] * 60 + [0] * 60))
-    asked: dict[str, Any] = {"rate_per_hour": 0.0, "restart_seconds": 60.0, "notice_saves": 1.0}
-    seen = estimate(work_seconds=3 * 3600, **asked, trace=trace, usd_per_hour=2.0)
-    # Half of the starts meet no machine, and wait for half an hour on average.
-    assert seen.no_machine_share == pytest.approx(0.5, abs=0.02)
-    assert seen.first_wait_hours == pytest.approx(0.5, abs=0.02)
-    # Each machine gives 60 minutes less one of restart and two of notice.
-    assert seen.interruptions == pytest.approx(3, abs=0.5)
-    assert seen.machine_hours_p50 == pytest.approx(3 + 3 / 20 + 1 / 60, abs=0.02)
-    assert 5 < seen.hours_p50 < 8
-    assert seen.usd_p50 == pytest.approx(2 * seen.machine_hours_p50)
-
-
 def test_without_interruptions_the_range_of_the_work_is_the_range_of_the_run() -> None:
     seen = estimate(
         work_seconds=10 * 3600,
@@ -262,21 +245,3 @@ def test_p90_holds_the_range_of_the_work_and_the_interruptions() -> None:
     assert both.usd_p90 < most.usd_p90
     assert both.hours_p90 < most.hours_p90
     assert both.usd_of_p50_work == certain.usd_of_p50_work == certain.usd_p50
-
-
-def test_a_trace_is_replayed_with_the_range_of_the_work(write_trace: WriteTrace) -> None:
-    trace = load_trace(write_trace([1] * 600 + [0] * 60))
-    asked: dict[str, Any] = {"rate_per_hour": 0.0, "restart_seconds": 60.0, "usd_per_hour": 1.0}
-    work = {"work_seconds": 3 * 3600.0, "work_range": (2 * 3600.0, 6 * 3600.0)}
-    seen = estimate(**asked, **work, trace=trace)
-    assert seen.usd_p50 == pytest.approx(3, abs=0.2)
-    assert seen.usd_p90 == pytest.approx(6, abs=0.3)
-
-
-def test_fails_on_a_trace_in_which_the_run_never_ends(write_trace: WriteTrace) -> None:
-    trace = load_trace(write_trace([1, 0, 0, 0]))
-    with pytest.raises(ValueError, match="never end on Spot as in trace trace: 0 of 1 h were done"):
-        estimate(
-            work_seconds=3600, rate_per_hour=0, restart_seconds=300, trace=trace,
-            interval_seconds=60,
-        )  # fmt: skip
