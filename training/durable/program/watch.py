@@ -92,8 +92,9 @@ class ReportedProgress:
             by_step.setdefault(row.step, {})[row.name] = row.value
         for step, values in by_step.items():
             self.last |= {name: one for name, one in values.items() if math.isfinite(one)}
-            # Lightning logs its hyperparameters at step 0, also when it has resumed.
-            is_first = not self.has_steps and (step or not self.step)
+            # One that has resumed may log what is no loss by epoch, or at step 0 as Lightning does.
+            is_loss = step and not values.keys().isdisjoint(LOSSES)
+            is_first = not self.has_steps and (is_loss or not self.step)
             if step is not None and (step > self.step or is_first):
                 self._step_on(step, values)
             self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)

@@ -57,6 +57,12 @@ def deepspeed(code: str) -> str:
     return f"{write}; exec {sys.executable} -m deepspeed.launcher.launch --world_info=x train.py"
 
 
+def make(code: str) -> str:
+    """Make ends what it runs when it is told."""
+    recipe = command(code).replace("$", "$$")
+    return f"printf 'all:\\n\\t%s\\n' {shlex.quote(recipe)} > Makefile; exec make"
+
+
 @pytest.mark.parametrize(
     ("words", "handlers"),
     [
@@ -92,6 +98,8 @@ def deepspeed(code: str) -> str:
         ),
         pytest.param(deepspeed(HANDLES), ["child"], id="deepspeed"),
         pytest.param(deepspeed(SLEEPS), [], id="deepspeed, no handler"),
+        pytest.param(make(HANDLES), ["child"], id="make"),
+        pytest.param(make(SLEEPS), [], id="make, no handler"),
         # A loader's worker handles it, too, and so does a tracker's service.
         pytest.param(command(launcher("time.sleep(60)", HANDLES)), [], id="trainer with a child"),
     ],

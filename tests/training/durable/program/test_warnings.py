@@ -95,6 +95,29 @@ def test_what_is_logged_at_step_0_by_one_that_has_resumed_is_no_new_start(run: P
     assert [entry.program_step for entry in run.head.checkpoints] == [40, 80]
 
 
+def test_what_is_logged_at_its_epoch_beside_steps_is_no_new_start(run: ProgramRun) -> None:
+    """As `add_scalar("lr", rate, epoch)`, before the first of the epoch's losses by step."""
+    run.write("""
+        import os, sys, time
+        from pathlib import Path
+        from training.program import commit
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state")
+        epoch = int(state.read_text()) if state.exists() else 0
+        with open(os.environ["SM_OUTPUT_DIR"] + "/metrics.jsonl", "a") as file:
+            print('{"step": %d, "lr": 1}' % epoch, file=file)
+        time.sleep(1)
+        for at in range(10):
+            print(f"step={100 * epoch + 10 * at + 9} loss=1", flush=True)
+            time.sleep(0.1)
+        state.write_text(str(epoch + 1))
+        commit()
+        sys.exit(epoch < 3)
+    """)
+    assert [run.attempt() for _ in range(4)] == [1, 1, 1, 0]
+    assert run.events("started-over") == []
+    assert run.json("receipt.json")["steps_redone"] == 0
+
+
 def test_one_that_ends_well_but_does_nothing_with_its_snapshot_is_told_of(run: ProgramRun) -> None:
     """OpenCLIP without `--resume latest` prints an error and exits with 0."""
     run.write("""
