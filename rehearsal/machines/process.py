@@ -109,6 +109,8 @@ class ProcessMachine(RehearsedMachine):
 
     environment: Mapping[str, str]
     disks: Sequence[JsonDisk] | None = None  # None: those of the quirks
+    # A short name for its tmp: a Unix socket's path has at most 107 bytes.
+    _tmp: Path = field(default_factory=lambda: Path(f"/tmp/machine-{uuid.uuid4().hex[:8]}"))
     _init: subprocess.Popen[bytes] | None = None
     _rehearsal: socket.socket | None = None
 
@@ -202,6 +204,7 @@ class ProcessMachine(RehearsedMachine):
     def _furnish(self) -> None:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._tmp.symlink_to(self.root / "tmp")
         pytorch = self.root / "opt/pytorch"
         if self.quirks.lacks:
             lend_environment(PYTORCH, pytorch, self.quirks.lacks)
@@ -232,7 +235,7 @@ class ProcessMachine(RehearsedMachine):
             # Threads wait without spinning, as machines share the host's cores.
             "OMP_WAIT_POLICY": "PASSIVE",
             "HOME": str(self.root),
-            "TMPDIR": str(self.root / "tmp"),
+            "TMPDIR": str(self._tmp),
             "MACHINE_ROOT": str(self.root),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.endpoint,
             "AWS_CONFIG_FILE": nowhere,
@@ -240,6 +243,7 @@ class ProcessMachine(RehearsedMachine):
         }
 
     def _release(self) -> None:
+        self._tmp.unlink(missing_ok=True)
         self.metadata.close()
         if self._rehearsal is not None:
             self._rehearsal.close()

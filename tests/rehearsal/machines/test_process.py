@@ -73,6 +73,11 @@ def test_user_data_runs_in_a_clean_environment(power: Power) -> None:
     assert lines["OMP_WAIT_POLICY"] == "PASSIVE", "machines beside each other share the cores"
     assert lines["PATH"].split(":")[0].endswith("rehearsal/machines/bin")
     assert not Path(lines["AWS_CONFIG_FILE"]).exists()
+    temporary = Path(lines["TMPDIR"])
+    assert temporary.samefile(machine.folder / "tmp")
+    assert len(str(temporary)) < 107 - 66, "Ray's sockets fit below it"
+    machine.kill()
+    assert not temporary.is_symlink()
 
 
 def test_kill_ends_even_what_has_left_the_session(power: Power) -> None:
