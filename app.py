@@ -13,7 +13,6 @@ if _NODE.exists():
 from aws_cdk import App, CfnOutput, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
-from contract.stack_names import IMAGE_STACK  # noqa: E402
 from sizing import PRICE_REGION  # noqa: E402
 from stacks import (  # noqa: E402
     DatasetStack,
@@ -88,10 +87,7 @@ def build(
             app,
             **named("ReviewStack"),
             parameters=parameters,
-            stack_names=[
-                *(stack.stack_name for stack in (*shared, *queues, training_stack)),
-                parameters.name_of(f"{IMAGE_STACK}*"),  # of any run
-            ],
+            stack_names=[each.stack_name for each in (*shared, *queues, training_stack)],
         )
     for key, value in parameters.tags.items():
         Tags.of(app).add(key, value)

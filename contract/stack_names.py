@@ -21,6 +21,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "ReviewStack": "The role with which pull requests are compared with what is deployed.",
     "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
 }
+# cdk.json's `prefix`.
+PREFIX = "SpotTraining-"
 # In the name and the ARN of the sweeps' queue, if it has shares.
 SHARED_QUEUE = "SharedQueue"
 # A fleet of Auto Scaling groups has two: one of its name, on Spot, and this, on demand. No run's
@@ -65,9 +67,14 @@ def stack_name(prefix: str, construct_id: str) -> str:
 
 
 def training_id(name: str) -> str:
-    """Return the construct id in the name of a run's stack, for commands of the CDK CLI."""
-    found = re.fullmatch(r".*(TrainingStack|Training-.+)", name)
-    return found[1] if found else name
+    """Return the words by which the CDK CLI selects a run's stack: its construct id and options.
+
+    Without these, a command finds no stack or another team's, and ends with exit code 0.
+    """
+    if not (found := re.fullmatch(rf"({PREFIX}|.*)(TrainingStack|Training-(.+))", name)):
+        return name
+    other = "" if found[1] == PREFIX else f" -c prefix={found[1]}"
+    return found[2] + (f" -c name={found[3]}" if found[3] else "") + other
 
 
 def refuse_foreign(name: str, found: str | None, wanted: str | None) -> str:

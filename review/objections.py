@@ -25,7 +25,7 @@ STATEFUL = {
     "AWS::SecretsManager::Secret": "secret",
 }
 # Strongest first; the last is CloudFormation's default.
-_STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
+_STRENGTH = ("Retain", "Snapshot", "Delete")
 # How long content stays; a bucket's rules are read one by one.
 _TIMES = re.compile(r"^(?!Lifecycle).*(Days|Period|Seconds)$")
 # Told by rules of their own, here and in security.py.
@@ -151,7 +151,8 @@ def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
 
 
 def _policy(resource: Mapping[str, Any], attribute: str) -> str:
-    policy = str(resource.get(attribute, "Delete"))
+    # RetainExceptOnCreate differs only in the deploy that creates the resource, if that fails.
+    policy = str(resource.get(attribute, "Delete")).removesuffix("ExceptOnCreate")
     return policy if policy in _STRENGTH else "Delete"
 
 

@@ -250,7 +250,8 @@ def _neutral(text: str, run_id: str, new_ids: Iterable[tuple[str, str]] = ()) ->
 
 def _of(change: Change, holder: str, known: Known) -> Iterator[Effect]:
     # What a stack keeps when it goes stays in force.
-    if change.action == "removed" and (change.old or {}).get("DeletionPolicy") == "Retain":
+    policy = (change.old or {}).get("DeletionPolicy", "")
+    if change.action == "removed" and policy.startswith("Retain"):
         return
     both = change.old_properties, change.new_properties
     old, new = (_granted(each) for each in (change.old, change.new))

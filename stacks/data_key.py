@@ -29,7 +29,10 @@ _USE = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", 
 
 
 class DataKey(Construct):
-    """A key that is never deleted: without it, nothing that it encrypted could be read again."""
+    """A key that is kept: without it, nothing that it encrypted could be read again.
+
+    One of a first deploy that fails goes with the rest: it has encrypted nothing, and costs.
+    """
 
     key: kms.Key
 
@@ -40,7 +43,7 @@ class DataKey(Construct):
             "Key",
             description="Datasets, runs, training volumes and notifications",
             enable_key_rotation=True,
-            removal_policy=RemovalPolicy.RETAIN,
+            removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
         )
         stack = Stack.of(self)
         for statement in service_statements(stack.partition, stack.account):

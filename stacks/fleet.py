@@ -4,7 +4,7 @@ Everything in the templates that depends on the kind of fleet; guard/fleet.py ha
 and commands, docs/fleets.md what differs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,32 +121,36 @@ def fleet_arn(stack: Stack, kind: FleetKind, name: str = "*") -> str:
     )
 
 
-def may_modify_fleet_of(
-    stack: Stack, parameters: StackParameters, *, run_id: str = ""
-) -> iam.PolicyStatement:
-    """Allow setting this stack's fleet's capacity only; with `run_id`, only that run's, to zero.
+def may_end_fleet_of(stack: Stack, parameters: StackParameters) -> iam.PolicyStatement:
+    """Allow a run's machine to set its own fleet's capacity only, to zero.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role. While
     a deploy replaces the fleet, the old run's machine reads the new fleet's id from the parameter.
     """
     kind = KINDS[parameters.fleet]
-    if run_id:
-        conditions = {**of_stack(stack, RunId=run_id), **kind.zero}
-        return allow("ModifyOwnFleet", [kind.modify[0]], [fleet_arn(stack, kind)], conditions)
-    return allow("ModifyOwnFleet", [*kind.modify], [fleet_arn(stack, kind)], of_stack(stack))
+    conditions = {**of_stack(stack, RunId=parameters.run_id), **kind.zero}
+    return allow("ModifyOwnFleet", [kind.modify[0]], [fleet_arn(stack, kind)], conditions)
 
 
-def may_cancel_fleet_of(stack: Stack, parameters: StackParameters) -> iam.PolicyStatement:
-    """Allow cancelling only this stack's fleet: the Guard's fallback if modifying it is denied."""
-    kind = KINDS[parameters.fleet]
-    return allow("CancelOwnFleet", [kind.cancel], [fleet_arn(stack, kind)], of_stack(stack))
+def may_guard_fleet_of(stack: Stack, parameters: StackParameters) -> Iterator[iam.PolicyStatement]:
+    """Allow the Guard to change this stack's fleet only, by tag; and to cancel it if that fails."""
+    kind, own = KINDS[parameters.fleet], of_stack(stack)
+    changed = [fleet_arn(stack, kind)]
+    if kind.service == "ec2":
+        # Its pools are the launch template and subnets, which another account may share.
+        ec2_arn = f"arn:{stack.partition}:ec2:{stack.region}"
+        changed.append(f"{ec2_arn}:{stack.account}:launch-template/*")
+        yield allow("OfferSubnets", [*kind.modify], [f"{ec2_arn}:*:subnet/*"])
+    yield allow("ModifyOwnFleet", [*kind.modify], changed, own)
+    yield allow("CancelOwnFleet", [kind.cancel], [fleet_arn(stack, kind)], own)
 
 
 def own_fleet_reasons(scope: Construct, parameters: StackParameters) -> dict[str, str]:
-    """Return cdk-nag's finding for these two statements, with the reason."""
+    """Return cdk-nag's findings for these statements, with the reason."""
     reason = "Limited by the tag Stack; naming the fleet would be a cycle, as it needs the role."
     kind = KINDS[parameters.fleet]
-    return {nag.resource(scope, kind.service, f"{kind.resource}*"): reason}
+    found = ((kind.service, f"{kind.resource}*"), ("ec2", "launch-template/*"))
+    return {nag.resource(scope, *each): reason for each in found}
 
 
 class FleetRole(Construct):

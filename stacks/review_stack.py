@@ -13,9 +13,10 @@ from aws_cdk import CfnOutput, Duration, Stack
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from contract.stack_names import DESCRIPTIONS
+from contract.stack_names import DESCRIPTIONS, IMAGE_STACK
 from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
+from stacks.permissions import allow
 
 ISSUER = "token.actions.githubusercontent.com"
 
@@ -65,21 +66,16 @@ class ReviewStack(Stack):
                 },
             ),
         )
-        # The review reads each stack of its app, this one too.
-        stack_names = [*stack_names, self.stack_name]
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadTemplates",
-                actions=["cloudformation:GetTemplate", "cloudformation:DescribeStacks"],
-                # CloudFormation appends an id to the name.
-                resources=[
-                    self.format_arn(
-                        service="cloudformation", resource="stack", resource_name=f"{name}/*"
-                    )
-                    for name in stack_names
-                ],
-            )
-        )
+        # The review reads each stack of its app: this one, too, and those of any run's image.
+        images = parameters.name_of(f"{IMAGE_STACK}*")
+        stack_names = [*stack_names, self.stack_name, images]
+        # CloudFormation appends an id to the name.
+        arns = [
+            self.format_arn(service="cloudformation", resource="stack", resource_name=f"{name}/*")
+            for name in stack_names
+        ]
+        read = ["cloudformation:GetTemplate", "cloudformation:DescribeStacks"]
+        self.role.add_to_policy(allow("ReadTemplates", read, arns))
         reason = "A stack's ARN ends with an id that CloudFormation assigns."
         found = [nag.resource(self, "cloudformation", f"stack/{name}/*") for name in stack_names]
         nag.acknowledge(self, dict.fromkeys(found, reason))

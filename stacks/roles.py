@@ -13,7 +13,7 @@ from constructs import Construct
 
 from contract.keys import ARTIFACTS, GUARD
 from stacks import acknowledgments as nag
-from stacks.fleet import may_modify_fleet_of, own_fleet_reasons
+from stacks.fleet import may_end_fleet_of, own_fleet_reasons
 from stacks.monitoring.metrics import metrics_namespace
 from stacks.parameters import StackParameters
 from stacks.permissions import allow, allow_metrics_in, may_use_key_of, of_stack
@@ -138,8 +138,8 @@ class InstanceRole(Construct):
         parameters: Sequence[ssm.IStringParameter],
     ) -> None:
         super().__init__(scope, construct_id)
-        stack, run_id = Stack.of(self), stack_parameters.run_id
-        of_run = Construct(self, run_id)
+        stack = Stack.of(self)
+        of_run = Construct(self, stack_parameters.run_id)
         self.role = iam.Role(
             of_run,
             "Role",
@@ -151,7 +151,7 @@ class InstanceRole(Construct):
         for statement in (
             *data.statements(bundle),
             allow("FindFleetAndBundle", ["ssm:GetParameter"], names),
-            may_modify_fleet_of(stack, stack_parameters, run_id=run_id),
+            may_end_fleet_of(stack, stack_parameters),
             may_terminate_itself(stack),
             allow_metrics_in(metrics_namespace(stack.stack_name)),
             # Instead of SSH. The managed policy would let it read every parameter of the account.

@@ -2,8 +2,8 @@
 
     npx cdk deploy SweepStack -c sweep.instances=4
 
-It costs nothing while no job runs. What Batch does: docs.aws.amazon.com/batch/latest/userguide/
-service-jobs.html. Jobs read datasets and write below sweeps/ of the run bucket, nothing else.
+While no job runs, its two alarms cost $0.20 a month. What Batch does: docs.aws.amazon.com/batch/
+latest/userguide/service-jobs.html. Jobs read datasets and runs, and write below sweeps/ alone.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract.aws_limits import most
-from contract.keys import SWEEPS
+from contract.keys import RUNS, SWEEPS
 from contract.stack_names import DESCRIPTIONS, SHARED_QUEUE
 from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
@@ -71,13 +71,9 @@ class SweepStack(Stack):
         ).role
         topic = TrainingTopic(self, "Notifications", email=parameters.alarm.email, key=key).topic
         self._watch(queue.attr_job_queue_arn, topic)
-        outputs = {
-            "SweepQueue": queue.ref,
-            "SweepRole": role.role_arn,
-            "SweepsUri": f"s3://{run_bucket.bucket_name}/{SWEEPS}",
-        }
-        for name, value in outputs.items():
-            CfnOutput(self, name, value=value)
+        CfnOutput(self, "SweepQueue", value=queue.ref)
+        CfnOutput(self, "SweepRole", value=role.role_arn)
+        CfnOutput(self, "SweepsUri", value=f"s3://{run_bucket.bucket_name}/{SWEEPS}")
 
     def _queue(self, sweep: SweepQueue) -> batch.CfnJobQueue:
         """Create the queue: first in, first out; with shares, in order in each, shares in turn."""
@@ -206,7 +202,7 @@ class SweepStack(Stack):
 
 
 class SweepJobRole(Construct):
-    """The role of a sweep's jobs: read datasets, write below sweeps/, start from its own image.
+    """The role of a sweep's jobs: read datasets and runs, write below sweeps/, pull its image.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html lists what SageMaker does
     with it.
@@ -229,13 +225,13 @@ class SweepJobRole(Construct):
         self.role = iam.Role(
             self,
             "Role",
-            description="Jobs of sweeps: read datasets, write below sweeps/",
+            description="Jobs of sweeps: read datasets and runs, write below sweeps/",
             assumed_by=iam.ServicePrincipal(
                 "sagemaker.amazonaws.com", conditions={"StringEquals": own}
             ),
         )
         datasets = dataset_bucket.arn_for_objects("*")
-        sweeps = run_bucket.arn_for_objects(f"{SWEEPS}*")
+        runs, sweeps = (run_bucket.arn_for_objects(f"{each}*") for each in (RUNS, SWEEPS))
         buckets = [dataset_bucket.bucket_arn, run_bucket.bucket_arn]
         images = stack.format_arn(service="ecr", resource="repository", resource_name=repository)
         groups = stack.format_arn(service="logs", resource=f"log-group:{_SAGEMAKER}:*")
@@ -252,7 +248,7 @@ class SweepJobRole(Construct):
             "logs:PutLogEvents",
         ]
         for statement in (
-            allow("Read", ["s3:GetObject"], [datasets, sweeps]),
+            allow("Read", ["s3:GetObject"], [datasets, runs, sweeps]),
             allow("WriteSweeps", write, [sweeps]),
             # Without it, S3 answers 403 instead of 404 for what does not exist yet.
             allow("SeeWhatExists", ["s3:ListBucket"], buckets),
@@ -270,6 +266,7 @@ class SweepJobRole(Construct):
                 "IAM5[Resource::*]": "ECR's token and PutMetricData take no resources; a condition "
                 "limits the metrics to SageMaker's namespace.",
                 nag.objects_in(self, dataset_bucket.bucket_name): "Any dataset may be swept over.",
+                nag.objects_in(self, run_bucket.bucket_name, RUNS): "A job may begin with any run.",
                 nag.objects_in(self, run_bucket.bucket_name, SWEEPS): "The sweeps' own prefix: "
                 "their runs are named when they are drawn.",
                 nag.resource(self, "logs", f"log-group:{_SAGEMAKER}:*"): "SageMaker names a job's "

@@ -236,7 +236,7 @@ def _removal(existing: StackResource) -> dict[str, Any]:
         "LogicalResourceId": existing.logical_id,
         "PhysicalResourceId": existing.physical_id,
         "ResourceType": existing.type,
-        "PolicyAction": "Retain" if existing.deletion_policy == "Retain" else "Delete",
+        "PolicyAction": "Retain" if existing.deletion_policy.startswith("Retain") else "Delete",
         "Scope": [],
         "Details": [],
     }

@@ -141,7 +141,8 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
     try:
         # For us-east-1 the response has no location.
         place = s3.get_bucket_location(Bucket=bucket).get("LocationConstraint") or "us-east-1"
-        manifest = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+        found = s3.get_object(Bucket=bucket, Key=key)
+        manifest = json.loads(found["Body"].read())
         needed = sum(int(file["bytes"]) for file in manifest["files"]) / 2**30
     except (ClientError, ValueError, KeyError, TypeError) as error:
         wrong = f"is not a manifest ({type(error).__name__}: {error})"
@@ -160,7 +161,12 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
             what=f"{what}; the bucket is in {place}, so every boot pays for cross-region transfer",
             fix=f"AWS_REGION={place} {target.deploy()}",
         )
-    if needed * VOLUME_PER_DATASET > p.data_gib:
+    # Machines may use the parameters' key, which DatasetStack's bucket has; AWS's admits them, too.
+    arn, kms = found.get("SSEKMSKeyId", p.kms) if p.dataset_bucket else p.kms, target.client("kms")
+    if arn != p.kms and kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyManager"] == "CUSTOMER":
+        fix = f"{target.deploy()} -c kms={arn}"
+        yield problem(what=f"{what}, encrypted with {arn}, which no machine may use", fix=fix)
+    elif needed * VOLUME_PER_DATASET > p.data_gib:
         least = int(needed * VOLUME_PER_DATASET) + 1
         yield problem(
             what=f"{what}; {p.data_on} has {p.data_gib} GiB",

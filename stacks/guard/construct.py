@@ -19,7 +19,7 @@ from constructs import Construct
 from contract.keys import BUDGETS, EVENTS, GUARD, SPOT_HISTORY
 from sizing import service_prices
 from stacks import acknowledgments as nag
-from stacks.fleet import DESCRIBE, may_cancel_fleet_of, may_modify_fleet_of, own_fleet_reasons
+from stacks.fleet import DESCRIBE, may_guard_fleet_of, own_fleet_reasons
 from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
@@ -147,6 +147,10 @@ class Guard(Construct):
         )
         stack, bucket = Stack.of(self), run_bucket.bucket_arn
         pools = run_bucket.arn_for_objects(SPOT_HISTORY)
+        instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
+        # EC2's Describe calls take no resources.
+        calls = ("DescribeInstances", "DescribeSpotPriceHistory", "DescribeSubnets")
+        see = [*DESCRIBE, *(f"ec2:{name}" for name in calls)]
         own, ledger, records = (
             run_bucket.arn_for_objects(f"{run_prefix}/{name}")
             for name in ("*", GUARD, f"{EVENTS}*")
@@ -157,8 +161,9 @@ class Guard(Construct):
             allow("ReadOlderLedger", ["s3:GetObjectVersion"], [ledger]),
             allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records, pools]),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
-            may_modify_fleet_of(stack, parameters),
-            may_cancel_fleet_of(stack, parameters),
+            *may_guard_fleet_of(stack, parameters),
+            allow("EndOwnInstances", ["ec2:TerminateInstances"], [instances], of_stack(stack)),
+            allow("SeeFleetAndInstances", see, ["*"]),
         ):
             role.add_to_policy(statement)
         budget = f"{BUDGETS}{parameters.budget.name}/"
@@ -167,13 +172,6 @@ class Guard(Construct):
             objects = run_bucket.arn_for_objects(f"{budget}*")
             role.add_to_policy(allow("KeepBudget", keep, [objects]))
         may_use_key_of(run_bucket, role)
-        instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
-        end = ["ec2:TerminateInstances"]
-        role.add_to_policy(allow("EndOwnInstances", end, [instances], of_stack(stack)))
-        # EC2's Describe calls take no resources.
-        calls = ("DescribeInstances", "DescribeSpotPriceHistory", "DescribeSubnets")
-        see = [*DESCRIBE, *(f"ec2:{name}" for name in calls)]
-        role.add_to_policy(allow("SeeFleetAndInstances", see, ["*"]))
         nag.acknowledge(
             role,
             {
@@ -181,6 +179,9 @@ class Guard(Construct):
                 nag.any_instance(
                     self
                 ): "Limited by the tag Stack; instances get their ids in the run.",
+                nag.resource(
+                    self, "ec2", "subnet/*", account="*"
+                ): "Only of the own fleet, which is limited by its tag; a subnet may be shared.",
                 **nag.publish_reasons(run_bucket.encryption_key),
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "

@@ -19,6 +19,7 @@ from contract.run_env import DATA_PLACES
 from contract.suggestion import suggest
 from contract.trainer_options import check_option
 from sizing import catalogue
+from stacks.parameters.context import defaults
 from stacks.parameters.fields import KINDS, ParameterFields
 from stacks.parameters.workloads import described, is_own, recipes, workloads
 
@@ -396,7 +397,7 @@ def check_tags(p: ParameterFields) -> None:
             not key.lower().startswith("aws:"), f"tags.{key} begins with aws:, which AWS reserves"
         )
         refuse_unless(
-            key not in OUR_TAGS,
+            key.lower() not in map(str.lower, OUR_TAGS),
             f"tags.{key} is the stack's own, on which its permissions rely; use another key",
         )
         advice = f"use 1 to {_MAX_KEY} letters, digits, spaces and _.:/=+@-"
@@ -407,12 +408,19 @@ def check_tags(p: ParameterFields) -> None:
         len(p.tags) <= _MAX_TAGS,
         f"{len(p.tags)} tags are given; a resource takes {_MAX_TAGS} besides {', '.join(OUR_TAGS)}",
     )
+    # IAM takes keys that differ by case only for one.
+    _check_distinct("tags", [*p.tags], [key.lower() for key in p.tags])
 
 
 def check_kept(p: ParameterFields) -> None:
     """Refuse protection of the buckets that this deployment cannot provide."""
     if p.kms and p.kms != NEW_KEY:
         check_match("kms", p.kms, _KEY, f"use {NEW_KEY}, the ARN of a key, or nothing")
+    refuse_unless(
+        not p.run_bucket or p.versions_kept_days == defaults()["versions_kept_days"],
+        f"versions_kept_days is {p.versions_kept_days}, but nothing here manages {p.run_bucket}; "
+        "give it a lifecycle rule (docs/security.md), and drop versions_kept_days",
+    )
     if not (p.dataset_bucket and p.run_bucket):
         return
     refuse_unless(

@@ -35,6 +35,12 @@ def test_every_action_of_a_page_is_one_of_aws_s(page: str) -> None:
     assert unknown == []
 
 
+def test_the_doctors_command_for_old_prices_is_allowed() -> None:
+    """What `python -m sizing catalogue --refresh` asks (sizing/catalogue/refresh.py)."""
+    asked = {"ec2:DescribeSpotPriceHistory", "ec2:GetSpotPlacementScores", "pricing:GetProducts"}
+    assert asked | {"servicequotas:GetServiceQuota"} <= allowed("deployer.md")
+
+
 @dataclass
 class Deployer:
     """A session of a role with the page's policy: its variables and its clients."""

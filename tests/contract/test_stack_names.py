@@ -12,6 +12,8 @@ from contract.stack_names import (
     training_id,
     training_stack,
 )
+from stacks.parameters import StackParameters
+from tests.stack_names import PREFIX
 
 
 def test_descriptions_stay_what_is_deployed() -> None:
@@ -37,11 +39,22 @@ def test_fails_for_what_is_not_the_same_stack_of_ours(found: str | None) -> None
     assert refuse_foreign("X", found, "Another stack of that app") == ""
 
 
-@pytest.mark.parametrize("prefix", ["", "SpotTraining-", "Training-"])
+@pytest.mark.parametrize("prefix", ["", PREFIX, "Training-", "VisionTeam-"])
 @pytest.mark.parametrize("name", ["", "mine"])
 def test_the_cli_is_told_the_construct_id_of_a_run_s_stack(prefix: str, name: str) -> None:
-    """`npx cdk destroy SpotTraining-TrainingStack` matches no stack, and ends with exit code 0."""
-    assert training_id(stack_name(prefix, training_stack(name))) == training_stack(name)
+    """With the options of its synth: else it is not there, or another team's has its id.
+
+    `npx cdk destroy Training-mine` then matches no stack, and ends with exit code 0.
+    """
+    options = StackParameters.options({"name": name, "prefix": prefix})
+    told = training_id(stack_name(prefix, training_stack(name)))
+    assert told == training_stack(name) + options
+
+
+def test_the_usual_prefix_ends_where_a_name_like_it_begins() -> None:
+    told = training_id(stack_name(PREFIX, training_stack("Training-2")))
+    assert told == "Training-Training-2 -c name=Training-2"
+    assert training_id("Vision") == "Vision"
 
 
 def test_ours_are_found_under_every_other_prefix() -> None:

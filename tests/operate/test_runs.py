@@ -65,6 +65,12 @@ def test_the_operators_policy_acts_on_machines_of_the_stack_alone() -> None:
     assert acts == 2
 
 
+def test_the_operators_policy_opens_the_channel_of_their_own_sessions_alone() -> None:
+    """session-manager-plugin signs it since 1.2.764.0: without it, a shell ends as it begins."""
+    found = [each for each in policy("runs.md")["Statement"] if "OpenData" in str(each["Action"])]
+    assert [each["Resource"] for each in found] == ["arn:aws:ssm:*:*:session/${aws:userid}-*"]
+
+
 def test_every_page_names_the_tag_that_machines_have() -> None:
     found = [
         name

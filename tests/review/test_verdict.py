@@ -231,6 +231,21 @@ def test_fails_for_a_bucket_whose_protection_weakens(review_of: Reviewer) -> Non
     assert len(whats) == 5
 
 
+def test_a_key_that_only_a_failed_first_deploy_deletes_is_as_kept(
+    base: Side, make_side: Callable[..., Side]
+) -> None:
+    def keep_always(resources: dict[str, Any]) -> None:
+        (key,) = [each for each in resources.values() if each["Type"] == "AWS::KMS::Key"]
+        assert key["DeletionPolicy"] == "RetainExceptOnCreate"
+        key["DeletionPolicy"] = "Retain"
+
+    now = make_side(kms="create")
+    before = edited(now, keep_always, DATASET)
+    assert judge(before, now, []).of("loss") == []
+    # Its policy stays in force when the key is no longer in the stack.
+    assert judge(now, base, []).effects == judge(before, base, []).effects
+
+
 def test_fails_for_a_storage_stack_under_another_name(base: Side) -> None:
     renamed = Side(
         name="head",

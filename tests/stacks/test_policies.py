@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cfnlint
 import pytest
 
 from tests.stack_names import TRAINING
@@ -28,6 +29,9 @@ WILDCARDS = {
     ("InstanceRole", "instance/*"),
     # By tag: instances get their ids during the run.
     ("GuardRole", "instance/*"),
+    # Named when pools rest: the template by tag, subnets also of an account that shares them.
+    ("GuardRole", "launch-template/*"),
+    ("GuardRole", "*:subnet/*"),
     # PutMetricData knows no resources, its namespace is a condition; Session Manager's channels.
     ("InstanceRole", "*"),
     # EC2's Describe calls know no resources.
@@ -248,6 +252,27 @@ def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
             assert not _conditions(resources, call)
 
 
+def test_the_guard_may_change_a_fleets_pools_by_all_that_ec2_asks_for(
+    resources: dict[str, Any], only: Callable[[str], Any]
+) -> None:
+    """The call names the launch template and subnets: each has to be allowed, too."""
+    spec = Path(cfnlint.__file__).with_name("data") / "AdditionalSpecs" / "Policies.json"
+    asked = json.loads(spec.read_text())["ec2"]["Actions"]["modifyspotfleetrequest"]["Resources"]
+    given = {
+        _spelled(resource).split("/")[0].rpartition(":")[2]: statement.get("Condition")
+        for role, statement in _statements(resources)
+        if role == "GuardRole" and "ec2:ModifySpotFleetRequest" in _listed(statement["Action"])
+        for resource in _listed(statement["Resource"])
+    }
+    own = {"StringEquals": {"aws:ResourceTag/Stack": TRAINING}}
+    assert given == {"launch-template": own, "spot-fleet-request": own, "subnet": None}
+    assert sorted(given) == sorted(asked)
+    # The template has the tag itself, not only what is started from it.
+    (tags,) = only("AWS::EC2::LaunchTemplate")["TagSpecifications"]
+    assert tags["ResourceType"] == "launch-template"
+    assert {"Key": "Stack", "Value": TRAINING} in tags["Tags"]
+
+
 # Every call that the Guard makes, by the permission that AWS asks for it.
 GUARD_READS = (
     "s3:GetObject s3:GetObjectVersion s3:ListBucket s3:ListBucketVersions ssm:GetParameter "
@@ -262,10 +287,10 @@ GUARD_STOPS = "ec2:ModifySpotFleetRequest ec2:CancelSpotFleetRequests ec2:Termin
 def test_the_guard_may_do_what_it_does_and_nothing_else(resources: dict[str, Any]) -> None:
     given = [s for role, s in _statements(resources) if role == "GuardRole"]
     actions = f"{GUARD_READS} {GUARD_WRITES} {GUARD_STOPS}".split()
-    assert sorted(action for s in given for action in _listed(s["Action"])) == sorted(actions)
+    assert {action for s in given for action in _listed(s["Action"])} == {*actions}
     own = {"StringEquals": {"aws:ResourceTag/Stack": TRAINING}}
     stops = [s for s in given if set(_listed(s["Action"])) & set(GUARD_STOPS.split())]
-    assert [(_listed(s["Action"]), s["Condition"]) for s in stops] == [
+    assert [(_listed(s["Action"]), s["Condition"]) for s in stops if "Condition" in s] == [
         ([action], own) for action in GUARD_STOPS.split()
     ]
 
@@ -303,7 +328,7 @@ def _conditions(resources: dict[str, Any], action: str) -> dict[str, Any]:
     return {
         role: statement["Condition"]
         for role, statement in _statements(resources)
-        if action in _listed(statement["Action"])
+        if action in _listed(statement["Action"]) and statement.get("Sid") != "OfferSubnets"
     }
 
 
@@ -319,6 +344,18 @@ def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> Non
     asks = condition["ArnEquals"]["ec2:SourceInstanceARN"]["Fn::Join"][1]
     assert asks[-1] == ":instance/${ec2:InstanceID}"
     assert asks[:-1] == statement["Resource"]["Fn::Join"][1][:-1]
+
+
+def test_each_role_of_a_run_has_the_tag_that_a_secrets_policy_names(
+    templates: dict[str, Any],
+) -> None:
+    """docs/your-script.md: no policy at the role, which would keep it from being deleted."""
+    roles = [
+        each["Properties"]["Tags"]
+        for each in templates["TrainingStack"]["Resources"].values()
+        if each["Type"] == "AWS::IAM::Role"
+    ]
+    assert roles == [[{"Key": "Stack", "Value": TRAINING}]] * 3
 
 
 def test_another_accounts_fleet_cannot_take_the_fleets_role(resources: dict[str, Any]) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aws_cdk import App
 
 from stacks.parameters import StackParameters
-from stacks.review_stack import subjects
+from stacks.review_stack import ReviewStack, subjects
 from tests.stack_names import DATASET, NETWORK, TRAINING, named
 
 PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
@@ -65,6 +66,15 @@ def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., An
     templates = synthesize(**GIVEN, dataset_bucket="my-data", run_bucket="my-runs")
     assert f"stack/{TRAINING}/" in str(templates["ReviewStack"])
     assert f"stack/{DATASET}/" not in str(templates["ReviewStack"])
+
+
+def test_an_app_of_ones_own_names_its_stacks_and_the_images_are_added() -> None:
+    app = App()
+    parameters = StackParameters.for_size("g5.xlarge", **GIVEN)
+    ReviewStack(app, "Review", parameters=parameters, stack_names=["Vision"])
+    found = str(app.synth().get_stack_by_name("Review").template)
+    for name in ("Vision", "Review", named("RunImage-*")):
+        assert f":stack/{name}/*" in found
 
 
 @pytest.mark.parametrize(

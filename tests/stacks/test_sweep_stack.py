@@ -111,6 +111,9 @@ def test_a_job_writes_below_sweeps_alone(template: dict[str, Any]) -> None:
     assert written["Resource"]["Fn::Join"][1][-1] == "/sweeps/*"
     others = [sid for sid, each in statements.items() if "s3:PutObject" in each["Action"]]
     assert others == ["WriteSweeps"]
+    # A job may begin with any run's weights (init-from).
+    read = [each["Fn::Join"][1][-1] for each in statements["Read"]["Resource"]]
+    assert sorted(read) == ["/*", "/runs/*", "/sweeps/*"]
     anywhere = [sid for sid, each in statements.items() if each["Resource"] == "*"]
     assert anywhere == ["SignInToRegistry", "PublishMetrics"]
 

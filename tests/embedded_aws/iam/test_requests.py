@@ -4,7 +4,9 @@ import json
 from typing import Any
 from urllib.parse import urlencode
 
+import boto3
 import pytest
+from botocore.serialize import create_serializer
 
 from embedded_aws.iam.requests import asked
 
@@ -28,6 +30,23 @@ def test_a_change_of_a_fleet_has_its_new_values_as_keys() -> None:
     )
     assert one.resource == f"{EC2}:spot-fleet-request/sfr-1"
     assert one.keys["ec2:attribute/targetcapacity"] == "0"
+
+
+def test_a_change_of_a_fleets_pools_asks_for_its_template_and_subnets() -> None:
+    specification = {"LaunchTemplateId": "lt-1", "Version": "1"}
+    pools = [{"SubnetId": "subnet-1"}, {"SubnetId": "subnet-2"}]
+    client = boto3.client("ec2", region_name="us-east-1")
+    model = client.meta.service_model.operation_model("ModifySpotFleetRequest")
+    config = {"LaunchTemplateSpecification": specification, "Overrides": pools}
+    given = {"SpotFleetRequestId": "sfr-1", "LaunchTemplateConfigs": [config]}
+    sent = create_serializer("ec2").serialize_to_request(given, model)["body"]
+    found = asked("ec2", {}, urlencode(sent).encode(), WHERE)
+    assert {one.resource for one in found} == {
+        f"{EC2}:spot-fleet-request/sfr-1",
+        f"{EC2}:launch-template/lt-1",
+        f"{EC2}:subnet/subnet-1",
+        f"{EC2}:subnet/subnet-2",
+    }
 
 
 def test_new_tags_are_keys_of_the_request() -> None:

@@ -417,6 +417,24 @@ def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine
     assert ("is missing" in line["what"], line["fix"].split()[2]) == (True, "list-keys")
 
 
+def test_a_bucket_with_a_key_of_its_own_needs_that_key(healthy: Clinic, examine: Examine) -> None:
+    """Each machine would be denied kms:Decrypt, and only once it runs."""
+    s3, kms = healthy.aws.client("s3"), healthy.aws.client("kms")
+    key = kms.create_key()["KeyMetadata"]["Arn"]
+    body = s3.get_object(Bucket="my-data", Key="trajectory/manifest.json")["Body"].read()
+    s3.put_object(
+        Bucket="my-data",
+        Key="trajectory/manifest.json",
+        Body=body,
+        ServerSideEncryption="aws:kms",
+        SSEKMSKeyId=key,
+    )
+    (line,) = examine(healthy)["dataset"]
+    assert line["what"].endswith(f", encrypted with {key}, which no machine may use")
+    assert line["fix"].endswith(f" -c kms={key}")
+    assert examine(healthy, f"kms={key}")["dataset"][0]["state"] == "ok"
+
+
 def test_the_accounts_own_key_of_volumes_needs_the_grants_too(
     healthy: Clinic, examine: Examine
 ) -> None:

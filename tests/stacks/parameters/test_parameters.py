@@ -61,6 +61,9 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("subnets", "subnet-12345678", "subnets are subnet-12345678, but vpc is empty; add vpc="),
         ("tags.AWS:x", "1", "tags.AWS:x begins with aws:, which AWS reserves"),
         ("tags.Stack", "1", "tags.Stack is the stack's own, on which its permissions rely; use"),
+        # IAM ignores the case of a tag's key, and refuses a role with two of one.
+        ("tags.stack", "prod", "tags.stack is the stack's own, on which its permissions rely; use"),
+        ("tags", {"team": "a", "Team": "b"}, "tags are team, Team; name each only once"),
         ("tags.my|key", "1", "the tag's key is 'my|key'; use 1 to 128 letters, digits, spaces and"),
         ("tags." + "k" * 129, "1", "; use 1 to 128 letters, digits, spaces and _.:/=+@-"),
         ("tags.team", "a|b", "tags.team is 'a|b'; use at most 256 letters, digits, spaces and"),
@@ -209,6 +212,10 @@ def test_fails_for_a_volume_too_small_for_its_speed() -> None:
     [
         ({"kms": "create"}, "adopted that stack does not exist; use the ARN of a key"),
         ({"access_logs": "true"}, "access_logs is true, but both buckets are adopted"),
+        (
+            {"versions_kept_days": "1"},
+            "versions_kept_days is 1, but nothing here manages my-runs; give it a lifecycle rule",
+        ),
     ],
 )
 def test_fails_for_protection_of_buckets_that_others_manage(
