@@ -230,9 +230,8 @@ class ResolvedWorkload:
             print(f"[warning] results may differ: the run began with {other}", file=sys.stderr)
         try:
             config = resolve_config(workload, record.recipe, {})
-            own = record.changed_config(recorded(config), frozenset({"source_sha256"}))
-            texts = {name: str(value) for name, value in own.items()}
-            config = with_overrides(config, texts, "the config of this code")
+            own = record.changed_config(recorded(config), frozenset({"source_sha256"})).items()
+            config = with_overrides(config, {n: str(v) for n, v in own}, "the config of this code")
             return cls(workload=workload, config=config, stages=checked_stages(workload, config))
         except UserError as error:
             raise UserError(f"use the code that {record.run_id} began with: {error}") from error

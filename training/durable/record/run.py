@@ -82,7 +82,7 @@ def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) 
             return mine
         theirs = RunConfig.read(store)
         assert theirs is not None
-    _refuse_other_run(store.uri, theirs, mine, placement)
+    _refuse_other_run(store.uri, theirs, mine, placement | _INDECISIVE)
     return theirs
 
 
@@ -96,8 +96,7 @@ def _refuse_other_run(
 
     def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
         plain = {name.removeprefix("settings."): text for name, text in overrides.items()}
-        apart = placement | _INDECISIVE
-        return {name: text for name, text in plain.items() if name not in apart}
+        return {name: text for name, text in plain.items() if name not in placement}
 
     pairs: list[tuple[str, Any, Any]] = [
         ("run id", theirs.run_id, mine.run_id),
