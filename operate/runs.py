@@ -53,7 +53,11 @@ class OperatedRun:
     @cached_property
     def settings(self) -> GuardSettings:
         """The settings of the stack's Guard: limits, prices, the plan's forecast."""
-        name = self.outputs["GuardFunction"]
+        if (name := self.outputs.get("GuardFunction")) is None:
+            raise UserError(
+                f"{self.stack} of {self.id} is older than `runs`; deploy it again, with the same "
+                "options (docs/deploy.md, Upgrade)"
+            )
         found = quick_client("lambda").get_function_configuration(FunctionName=name)
         return GuardSettings.from_environment(found["Environment"]["Variables"])
 
@@ -99,8 +103,7 @@ def _deployed() -> tuple[list[OperatedRun], dict[str, None]]:
             if stack.get("Description") not in DESCRIPTIONS.values():
                 continue  # another project's outputs may have the same names
             outputs = {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
-            uri = outputs.get("RunUri")
-            if uri and "GuardFunction" in outputs:  # else an older deployment
+            if uri := outputs.get("RunUri"):
                 about = {"stack": stack["StackName"], "status": stack["StackStatus"]}
                 deployed.append(OperatedRun(uri=uri, **about, outputs=outputs))
             named = uri or outputs.get("SweepsUri") or "//"

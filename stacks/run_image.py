@@ -35,7 +35,9 @@ class RunImageStack(Stack):
     def __init__(
         self, scope: Construct, construct_id: str, *, newest_by: str, **kwargs: Any
     ) -> None:
-        super().__init__(scope, construct_id, description=DESCRIPTIONS[IMAGE_STACK], **kwargs)
+        # An app that reports versions would put Python's and CDK's into the template.
+        kwargs |= {"description": DESCRIPTIONS[IMAGE_STACK], "analytics_reporting": False}
+        super().__init__(scope, construct_id, **kwargs)
         # CDK's rule would read the bootstrap's version, another SSM parameter; where a child has
         # its name, whatever synthesizer the app has makes none.
         Construct(self, "BootstrapVersion")

@@ -22,6 +22,9 @@ from torch.optim import Optimizer
 
 import training
 
+# The folders of training/ whose code affects the weights.
+ENGINE = ("artifacts", "durable/attempt", "durable/save", "engine", "workloads/expansion")
+
 
 def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> torch.device:
     """Set threads and determinism before any work; return this process's device."""
@@ -90,9 +93,10 @@ def numerics_key(
     world: int | None,
     deterministic: bool,
     stages: Mapping[str, Mapping[str, Any]],
-    code: str,
 ) -> dict[str, Any]:
-    """Return the key as JSON; equal keys mean equal bits (on a GPU, if `deterministic` is true).
+    """Return the key as JSON, without the code; with it, equal keys mean equal bits.
+
+    On a GPU, they do if `deterministic` is true.
 
     `world` is the number of ranks, or None where no sum depends on it.
     """
@@ -102,7 +106,6 @@ def numerics_key(
         "threads": torch.get_num_threads(),
         "deterministic": deterministic,
         "stages": {name: dict(values) for name, values in stages.items()},
-        "code": code,
         "float32": _float32_precision(device),
     }
     if world is not None:

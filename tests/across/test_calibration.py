@@ -29,9 +29,7 @@ def test_a_run_calibrates_the_gpu_that_its_numerics_key_names(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
-    key = numerics_key(
-        torch.device("cuda", 0), world=None, deterministic=True, stages={}, code="made up"
-    )
+    key = numerics_key(torch.device("cuda", 0), world=None, deterministic=True, stages={})
     step = {
         "kind": "step",
         "stage": "head",

@@ -2,13 +2,15 @@
 
 import re
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.errors import UserError
 from contract.stack_names import DESCRIPTIONS
-from operate.runs import find_run
+from operate.runs import OperatedRun, find_run
+from operate.status import look
 from operate.sweeps import find_operated_sweep
 from tests.page_policies import DOCS, policy
 from tests.stack_names import named
@@ -16,16 +18,36 @@ from training.durable import SweptRuns
 
 
 class _Stacks:
-    """CloudFormation with two stacks that train one run."""
+    """CloudFormation with two stacks that train one run, or other stacks by name."""
+
+    def __init__(self, **outputs: dict[str, str]) -> None:
+        both = {"RunUri": "s3://runs/runs/run-1", "GuardFunction": "g"}
+        self._outputs = outputs or {"A": both, "B": both}
 
     def get_paginator(self, name: str) -> "_Stacks":
         return self
 
     def paginate(self) -> list[dict[str, Any]]:
-        outputs = {"RunUri": "s3://runs/runs/run-1", "GuardFunction": "g"}
-        listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         about = {"Description": DESCRIPTIONS["TrainingStack"], "StackStatus": "UPDATE_COMPLETE"}
-        return [{"Stacks": [{"StackName": n, "Outputs": listed, **about} for n in ("A", "B")]}]
+        stacks = [{"StackName": name, **about} for name in self._outputs]
+        for stack, outputs in zip(stacks, self._outputs.values(), strict=True):
+            stack["Outputs"] = [{"OutputKey": k, "OutputValue": v} for k, v in outputs.items()]
+        return [{"Stacks": stacks}]
+
+
+def test_a_stack_without_what_runs_needs_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As 0.1.0 deployed it; it may have a machine."""
+    uri = f"{tmp_path}/old-1"
+    old = _Stacks(TrainingStack={"RunUri": uri, "FleetIdOutput": "sfr-1"})
+    monkeypatch.setattr("operate.runs.quick_client", lambda _: old)
+    monkeypatch.setattr("operate.runs.checked", lambda _: None)
+    monkeypatch.setattr("operate.runs.runs_at", lambda _: [OperatedRun(uri=uri)])
+    run = find_run("old-1")
+    assert run.stack == "TrainingStack"
+    with pytest.raises(UserError, match="Stack of old-1 is older than `runs`; deploy it again"):
+        look(run)
 
 
 def test_which_of_two_stacks_of_a_run_is_meant_must_be_said(

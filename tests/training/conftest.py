@@ -21,8 +21,7 @@ from training.cli import data, sweep
 from training.cli.main import main
 from training.durable.attempt.notice import Interruption
 from training.durable.report.progress import configure_logging
-from training.engine.attempt import _ROOMS
-from training.numerics import code_fingerprint
+from training.numerics import ENGINE, code_fingerprint
 from training.proof.torture import small_workload
 
 # What the first optimizer, ranks and models that ranks share import late, and a check's counting.
@@ -53,7 +52,7 @@ def _done_once() -> None:
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
     for module in (tiny.__name__, small_workload.__name__):
-        code_fingerprint(module, *_ROOMS)
+        code_fingerprint(module, *ENGINE)
         code_fingerprint(module, _MAKER)
 
 

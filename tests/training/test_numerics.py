@@ -21,7 +21,7 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def key(device: torch.device) -> dict[str, Any]:
-    return numerics_key(device, world=1, deterministic=True, stages={}, code="c")
+    return numerics_key(device, world=1, deterministic=True, stages={})
 
 
 def test_determinism_does_not_fill_memory_that_is_written_to_anyway() -> None:

@@ -88,7 +88,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
     Nobody can train it at this time: it stays failed until it is reopened.
     """
     from training.engine.job import ResolvedWorkload
-    from training.registry import load_workload, parse_overrides
+    from training.registry import load_workload, parse_overrides, resolve_config
     from training.settings import recorded
 
     head, record = Head.read(store), RunConfig.read(store)
@@ -100,23 +100,21 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
             f"{store.uri} {what}; only a failed run without a checkpoint can change its config: "
             "leave --override out, or start a new run"
         )
-    given = parse_overrides(pairs)
+    workload, given = load_workload(record.workload), parse_overrides(pairs)
     overrides = {**record.overrides, **given}
     fitted = {name: text for name, text in record.fitted.items() if name not in given}
-    workload = load_workload(record.workload)
     resolved = ResolvedWorkload.of(workload, record.recipe, {**fitted, **overrides})
-    config = resolved.config
+    # The run's own code, if it is older, lacks some fields, and its recipe may say something else.
+    before = recorded(resolve_config(workload, record.recipe, record.all_overrides))
+    now = recorded(resolved.config)
+    changed = {n: value for n, value in now.items() if n in given or before[n] != value}
+    key = {"threads": now["num_threads"], "deterministic": now["deterministic"]}
     new = replace(
         record,
         overrides=overrides,
         fitted=fitted,
-        config={**record.config, **recorded(config)},
-        numerics_key={
-            **record.numerics_key,
-            "stages": resolved.numerics,
-            "threads": config.num_threads,
-            "deterministic": config.deterministic,
-        },
+        config={**record.config, **changed},
+        numerics_key={**record.numerics_key, **key, "stages": resolved.numerics},
     )
     store.delete([ADAPTATION])  # it is for another config
     store.put(CONFIG, new.to_bytes())

@@ -143,10 +143,17 @@ def _export(options: argparse.Namespace) -> int:
 
 def _export_to(options: argparse.Namespace) -> int:
     """Write the model for another library."""
+    from training.durable import Weights
+    from training.preflight.standalone import standalone_inputs
+
     if options.out.exists():
         raise UserError(f"{options.out} exists; use a new file or folder")
     checked_folder(options.out.parent)
-    stage, model = _loaded_model(options.run_uri, options.checkpoint)
+    weights = Weights.read(options.run_uri, options.checkpoint)
+    stage, config = _stage_of(options.run_uri, weights)
+    # No data is read.
+    model = stage.model(standalone_inputs(stage.name, config))
+    weights.load_into(model, stage.name)
     formats = {**stage.formats(), "dcp": _write_dcp}
     if options.format not in formats:
         raise UserError(
@@ -154,7 +161,7 @@ def _export_to(options: argparse.Namespace) -> int:
             f"{name_known(options.format, sorted(formats))}"
         )
     along = {} if options.dataset_uri is None else _companions(stage, options.dataset_uri)
-    formats[options.format](model, options.out)
+    formats[options.format](model.eval(), options.out)
     _write_along(along, options.out)
     print(f"[ok] {options.out}: {options.format}, {len(model.state_dict())} tensors")
     return Exit.FINISHED
@@ -185,27 +192,13 @@ def _write_along(files: Mapping[str, bytes], out: Path) -> None:
         (out / name if out.is_dir() else out.with_name(f"{out.name}.{name}")).write_bytes(content)
 
 
-def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
-    """Return the stage that a run's weights belong to, and its model with them; read no data."""
-    from training.durable import Weights
-    from training.preflight.standalone import standalone_inputs
-
-    weights = Weights.read(uri, checkpoint)
-    stage, config = _stage_of(uri, weights)
-    model = stage.model(standalone_inputs(stage.name, config))
-    weights.load_into(model, stage.name)
-    return stage, model.eval()
-
-
 def _stage_of(uri: str, weights: "Weights") -> "tuple[Train, Config]":
     """Return the stage that a run's weights belong to, and the run's config."""
     from training.engine.job import ResolvedWorkload
-    from training.registry import load_workload
     from training.workload import Train
 
     run = OpenRun.of_workload(uri)
-    workload, record = load_workload(run.record.workload), run.record
-    resolved = ResolvedWorkload.of(workload, record.recipe, record.all_overrides)
+    resolved = ResolvedWorkload.of_run(run.record)
     name = weights.about.get("stage") or run.head.checkpoints[-1].stage
     stage = next(s for s in resolved.stages if isinstance(s, Train) and s.name == name)
     return stage, resolved.config
@@ -363,11 +356,13 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
     from training.durable import Weights
     from training.engine.evaluation import load_trained
+    from training.engine.job import ResolvedWorkload
 
     run = OpenRun.of_workload(options.run_uri)
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:
         scratch = checked_folder(options.scratch or Path(temporary))
         with redirect_stdout(sys.stderr):
+            resolved = ResolvedWorkload.of_run(run.record)
             with FileProgressBar("dataset") as show:
                 dataset = StoredDataset(open_store(options.dataset_uri)).fetched(scratch, show)
             if dataset.fingerprint != run.record.dataset:
@@ -378,5 +373,5 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
             weights = Weights.read(options.run_uri, options.checkpoint)
             # Final weights of older runs do not name their stage: it is the last Train stage.
             stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage
-            trained = load_trained(run, weights, dataset, scratch, stage)
+            trained = load_trained(run, resolved, weights, dataset, scratch, stage)
         yield trained

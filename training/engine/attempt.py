@@ -52,20 +52,17 @@ from training.engine.loop import StageLoop
 from training.engine.optimizer import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.step_log import longest, sentence
-from training.numerics import code_fingerprint, configure, numerics_key
+from training.numerics import ENGINE, code_fingerprint, configure, numerics_key
 from training.registry import facts_of, module_of, refuse_foreign
 from training.settings import recorded
 from training.workload import Inputs, OptimizerState, Prepare, Prior, PriorTensors, Train
 
 _log = logging.getLogger(__name__)
 
-# The rooms of training/ whose code affects the weights.
-_ROOMS = ("artifacts", "durable/attempt", "durable/save", "engine", "workloads/expansion")
-
 
 def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended."""
-    code = {"code": code_fingerprint(module_of(options.workload), *_ROOMS)}
+    code = {"code": code_fingerprint(module_of(options.workload), *ENGINE)}
     if options.source:
         # The code fingerprint covers one of its modules; a shared shard may depend on any.
         code["source"] = source_sha256(options.source)
@@ -92,7 +89,6 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             world=environment.world_size if resolved.depends_on_ranks else None,
             deterministic=config.deterministic,
             stages=resolved.numerics,
-            code=code["code"],
         )
         world = World(environment, device)
         job = _WorkloadJob(options, resolved, dataset, world, {**key, **code})
@@ -304,9 +300,8 @@ class StageSequence:
         self._artifacts: dict[str, str] = {}
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
         self._skipped_steps: tuple[int, ...] = ()
-        self._verified: tuple[CheckpointEntry, CheckpointContent] | None = (
-            None  # an end, read to resume
-        )
+        # An end, read to resume.
+        self._verified: tuple[CheckpointEntry, CheckpointContent] | None = None
         # Until the stage that resumes from it has it.
         self._snapshot: CheckpointContent | ShardedContent | None = None
 

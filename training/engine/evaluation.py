@@ -32,13 +32,14 @@ from training.durable import (
     Weights,
 )
 from training.engine.batches import MicroBatch, to_device
+from training.engine.job import ResolvedWorkload
 from training.engine.learner import Learner
 from training.engine.loader import Loader
 from training.engine.optimizer import OPTIMIZER, autocast, state_by_name
 from training.engine.parallel import Parallel
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.numerics import configure, seed_torch
-from training.registry import load_workload, refuse_foreign, resolve_config
+from training.registry import refuse_foreign
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
@@ -205,23 +206,25 @@ class TrainedStage:
 
 
 def load_trained(
-    run: OpenRun, weights: Weights, dataset: LocalDataset, scratch: Path, stage_name: str
+    run: OpenRun,
+    resolved: ResolvedWorkload,
+    weights: Weights,
+    dataset: LocalDataset,
+    scratch: Path,
+    stage_name: str,
 ) -> TrainedStage:
     """Build the stage `stage_name` of a run over a dataset, and load the weights into its model."""
-    record = run.record
-    workload = load_workload(record.workload)
-    refuse_foreign(record.workload, workload, dataset.manifest, str(dataset.folder))
-    config = resolve_config(workload, record.recipe, record.all_overrides)
+    config, given = resolved.config, run.record.workload
+    refuse_foreign(given, resolved.workload, dataset.manifest, str(dataset.folder))
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
-    stages = workload.stages(config)
-    names = [stage.name for stage in stages if isinstance(stage, Train)]
+    names = [stage.name for stage in resolved.stages if isinstance(stage, Train)]
     if stage_name not in names:
         raise UserError(
             f"the run has no Train stage {stage_name!r}; pass one of {', '.join(names)}"
         )
     shards: dict[str, _Shards] = {}
     prior: Prior | None = None
-    for stage in stages:
+    for stage in resolved.stages:
         inputs = Inputs(
             config=config,
             dataset=dataset,

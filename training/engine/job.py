@@ -8,6 +8,7 @@ it: the loop does not know about it.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,12 +22,15 @@ from contract.trainer_options import RANKS
 from training.durable import (
     AttemptOptions,
     RankEnvironment,
+    RunConfig,
     RunFailedError,
     StartRank,
     Store,
     Weights,
 )
-from training.registry import resolve_config
+from training.numerics import ENGINE, code_fingerprint
+from training.registry import load_workload, module_of, resolve_config, with_overrides
+from training.settings import recorded
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
 _Stages: TypeAlias = Callable[[Any], Sequence[Prepare | Train]]
@@ -213,6 +217,24 @@ class ResolvedWorkload:
         """Resolve a workload as it is: no weights to start from, no memory to adapt to."""
         config = resolve_config(workload, recipe, overrides)
         return cls(workload=workload, config=config, stages=checked_stages(workload, config))
+
+    @classmethod
+    def of_run(cls, record: RunConfig) -> "ResolvedWorkload":
+        """Resolve a run by its own config, whatever its recipe says by now.
+
+        Warns of another code; UserError if that cannot have the config.
+        """
+        workload = load_workload(record.workload)
+        if record.numerics_key.get("code") != code_fingerprint(module_of(record.workload), *ENGINE):
+            other = ", ".join(filter(None, ("another code", record.bundle_uri)))
+            print(f"[warning] results may differ: the run began with {other}", file=sys.stderr)
+        try:
+            config = resolve_config(workload, record.recipe, {})
+            own = record.changed_config(recorded(config), frozenset({"source_sha256"})).items()
+            config = with_overrides(config, {n: str(v) for n, v in own}, "the config of this code")
+            return cls(workload=workload, config=config, stages=checked_stages(workload, config))
+        except UserError as error:
+            raise UserError(f"use the code that {record.run_id} began with: {error}") from error
 
     @property
     def depends_on_ranks(self) -> bool:

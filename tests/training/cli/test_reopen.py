@@ -222,6 +222,21 @@ def test_a_run_without_a_checkpoint_changes_its_config_and_is_the_run_it_would_h
     assert run.json("receipt.json")["numerics_changed"] == []
 
 
+def test_a_run_of_an_older_version_keeps_the_fields_that_it_had(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own bundle compares them with what it knows, and with what its recipe says."""
+    assert run.attempt("--override=bad_start=true") == 1
+    record = run.json("config.json")
+    del record["config"]["blocks"]
+    before = record["config"]
+    Path(run.uri, "config.json").write_text(json.dumps(record))
+    edited = {"quick": lambda: tiny.tiny_config(dropout=0.5, seed=8)}
+    monkeypatch.setattr(tiny.Tiny, "recipes", edited)
+    assert reopen(run, "--override=bad_start=false", "--override=seed=8") == 0
+    assert run.json("config.json")["config"] == before | {"bad_start": False, "seed": 8}
+
+
 def test_fails_to_change_the_config_of_checkpoints(
     failed: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """`export`, `evaluate`, `predict`: a run's weights give what the run itself reported."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from contract.errors import UserError
 from tests.training.runs import WORKLOAD, Run
-from tests.training.tiny import TinyTrain
+from tests.training.tiny import Tiny, TinyTrain, tiny_config
 from training.cli.main import main
 from training.durable.save.tensors.weights import Weights, weights_sha256
 
@@ -62,6 +63,51 @@ def test_evaluate_gives_what_the_run_reported(
         "split": "validation",
         "metrics": whole.json("receipt.json")["stages"]["second"],
     }
+
+
+def test_a_run_has_its_own_config_whatever_its_recipe_says_today(
+    whole: Run,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another seed would derive other data, and without its norm the weights do not fit."""
+    edited = {"quick": lambda: tiny_config(seed=8, batch_norm=False, best_metric="accuracy")}
+    monkeypatch.setattr(Tiny, "recipes", edited)
+    assert main(["evaluate", *arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    assert found == whole.json("receipt.json")["stages"]["second"]
+    assert main(["export", arguments[0], "--format=dcp", f"--out={tmp_path / 'dcp'}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"find_unused_parameters": False, "source_sha256": "0", "loader_workers": "auto"}, ""),
+        ({"speed": 3}, "has no field 'speed'; "),
+        ({"schedule": {"factor": 0.1, "epochs": [2], "steps": []}}, "schedule=\"{'factor': 0.1"),
+        ({"micro_batch": 5}, "global_batch 8 is not a multiple of micro_batch 5"),
+    ],
+)
+def test_a_run_of_another_code_warns_and_fails_for_a_config_that_the_code_cannot_have(
+    whole: Run, run: Run, fields: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole.uri, run.uri)
+    record = whole.json("config.json")
+    record["config"] |= fields
+    record["numerics_key"]["code"], record["bundle_uri"] = "another", "s3://runs/run-1/code"
+    Path(run.uri, "config.json").write_text(json.dumps(record))
+    export = ["export", f"--run-uri={run.uri}", "--format=dcp", f"--out={run.uri}-dcp"]
+    data = "--dataset-uri=" + ("no/such" if says else str(run.dataset))  # it is not read
+    for command in (export, ["evaluate", export[1], data, "--json"]):
+        assert main(command) == (2 if says else 0)
+        captured = capsys.readouterr()
+        other = "results may differ: the run began with another code, s3://runs/run-1/code\n"
+        assert f"[warning] {other}" in captured.err
+        assert says in captured.err
+        assert ("error: use the code that run-1 began with: " in captured.err) == bool(says)
+    assert says or json.loads(captured.out)["stage"] == "second"
 
 
 def test_evaluate_makes_derived_data_anew_for_another_dataset(

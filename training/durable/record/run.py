@@ -65,6 +65,14 @@ class RunConfig:
         before = self.numerics_key
         return sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
 
+    def changed_config(self, now: Mapping[str, Any], apart: frozenset[str]) -> dict[str, Any]:
+        """Return what it recorded of the fields that are others or gone now, besides `apart`.
+
+        A field added after the run began could not be overridden, so it changes nothing.
+        """
+        apart, now = apart | _INDECISIVE, json.loads(json.dumps(now))
+        return {n: v for n, v in self.config.items() if n not in apart and now.get(n, ...) != v}
+
 
 def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) -> RunConfig:
     """Write the record once; an existing one is binding, and `mine` must agree with it."""
@@ -98,11 +106,8 @@ def _refuse_other_run(
         ("dataset", theirs.dataset, mine.dataset),
         ("origin", theirs.origin, mine.origin),
     ]
-    now = json.loads(json.dumps(mine.config))
-    # A field added after the run began could not be overridden, so it changes nothing.
-    later = now.keys() - theirs.config.keys()
-    for name in sorted((theirs.config.keys() | now.keys()) - placement - later):
-        pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
+    for name, value in sorted(theirs.changed_config(mine.config, placement).items()):
+        pairs.append((f"config field {name}", value, mine.config.get(name)))
     for what, there, here in pairs:
         if there != here:
             longer = f"; with --init-from {uri} that one begins with this one's newest snapshot"
