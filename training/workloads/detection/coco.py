@@ -455,14 +455,16 @@ def _is_other(path: Path) -> bool:
     return begin.startswith(b"[") or (is_labelme and b'"annotations"' not in begin)
 
 
-def find_images(folder: Path, source: Source, files: list[str]) -> tuple[Path, Mapping[str, str]]:
+def find_images(
+    folder: Path, source: Source, faults: CocoFaults, files: list[str]
+) -> tuple[Path, Mapping[str, str]]:
     """Return the folder of an annotation file's images, and files of names that are not there.
 
     An image may be called in another form of Unicode. If most names are of another machine (they
     are absolute, or leave their folder), the longest end of each decides.
     """
     images = NamedImages(folder)
-    root = _root_of(folder, source, files, images)
+    root = _root_of(folder, source, files, images, faults)
     lost = [file for file in files if _is_outside(file) or not is_file(root / file)]
     is_foreign = 2 * sum(map(_is_outside, files)) > len(files)
     found: dict[str, list[Path]] = {}
@@ -476,7 +478,9 @@ def find_images(folder: Path, source: Source, files: list[str]) -> tuple[Path, M
     return root, {file: own[0].relative_to(root).as_posix() for file, own in found.items()}
 
 
-def _root_of(folder: Path, source: Source, files: list[str], images: NamedImages) -> Path:
+def _root_of(
+    folder: Path, source: Source, files: list[str], images: NamedImages, faults: CocoFaults
+) -> Path:
     """Return the folder to which an annotation file's images are relative: where most exist."""
     near = source.path.parent
     names = [path.name for path in folder.iterdir() if path.is_dir()]
@@ -490,13 +494,23 @@ def _root_of(folder: Path, source: Source, files: list[str], images: NamedImages
             ]
     tried = files[:: max(1, len(files) // _TRIED)]
     there = [sum(images.has(root / file) for file in tried) for root in roots]
-    if not any(there):
-        roots = _roots_below(folder, tried)
-        there = [sum(images.has(root / file) for file in tried) for root in roots]
-    if not any(there):  # then where a user would look for them
+    if any(there):
+        return roots[there.index(max(there))]
+    ranked: dict[tuple[int, bool, bool], list[Path]] = {}
+    for root in _roots_below(folder, tried):
+        is_own = source.split in map(split_within, root.relative_to(folder).parts)
+        num = sum(images.has(root / file) for file in tried)
+        ranked.setdefault((num, near in root.parents, is_own), []).append(root)
+    if not ranked:  # then where a user would look for them
         name = "images" if source.split == UNDIVIDED else source.split
         return folder / (own[0] if own else name)
-    return roots[there.index(max(there))]
+    best = ranked[max(ranked)]
+    if len(best) > 1:
+        file = next(file for file in tried if images.has(best[0] / file))
+        two = " and ".join(str((root / file).relative_to(folder)) for root in best[:2])
+        where = source.path.relative_to(folder)
+        faults.add("several-images", f"{where} names {file!r}, which {two} are called")
+    return best[0]
 
 
 def _roots_below(folder: Path, files: list[str]) -> list[Path]:
