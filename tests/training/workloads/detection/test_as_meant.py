@@ -166,7 +166,7 @@ def test_fails_where_two_folders_have_all_of_a_file_s_images(
     out = f"--out={tmp_path / 'out'}"
     assert main(["data", "import", str(source), "--workload=detection", out]) == 2
     said = capsys.readouterr().err
-    assert "labels.json names '0.png', which depth/0.png and rgb/0.png are called" in said
+    assert "labels.json names images that are both in depth and rgb; give their path, move" in said
     for image in content["images"]:
         image["file_name"] = f"rgb/{image['file_name']}"
     scene.write(source / "labels.json", content)
