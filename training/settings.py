@@ -101,7 +101,7 @@ class Settings:
     takes `global_batch` samples over all ranks, in micro-batches of `micro_batch`; the last step of
     an epoch takes the remainder, so every sample is seen exactly once per epoch. With `drop_last`,
     the remainder, which differs in every epoch, is skipped instead. A step whose batches weigh 0,
-    such as images without objects, is a step like any other (`Loss`).
+    such as images without objects, is a step like any other, whose loss is not divided (`Loss`).
 
     The schedule multiplies each parameter group's own learning rate: up linearly over
     `warmup_steps`, and by one of these: constant; along half a cosine, or linearly, from the end of

@@ -181,9 +181,9 @@ class Loss:
     """A micro-batch's loss, in the form that accumulation needs.
 
     The step's loss is (sum of all `total`) / (sum of all `Train.weight`) + (mean over micro-batches
-    of `mean`). In a step that weighs 0 over all micro-batches and ranks the first term is 0, and so
-    is its gradient; the optimizer steps as usual, with its momentum and weight decay. `metrics` are
-    (sum, count) pairs, added up over micro-batches and logged as sum / count.
+    of `mean`). In a step that weighs 0 over all micro-batches and ranks nothing is divided: a
+    `total` over nothing is 0, a detector's is that of the background. `metrics` are (sum, count)
+    pairs, added up over micro-batches and logged as sum / count.
     """
 
     total: Tensor  # scalar, differentiable: summed over what `weight` counts, not averaged

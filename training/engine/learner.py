@@ -308,8 +308,8 @@ class Learner:
                 with self._parallel.adding(place):
                     with autocast(self._settings.precision, self._inputs.device):
                         loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
-                        # 0 / 0 is NaN: what weighs nothing has no gradient either.
-                        loss = loss / weight if weight else loss * 0.0
+                        # As DETR does, whose images without objects are background to learn.
+                        loss = loss / (weight or 1.0)
                         if mean is not None:
                             loss = loss + mean / num_micro_batches
                         if not micro.counts:

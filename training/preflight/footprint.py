@@ -31,7 +31,7 @@ from torch.utils.flop_counter import (
 from contract.errors import UserError
 from training.engine.optimizer import autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
-from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs
+from training.preflight.standalone import LAST_STEP, built, refusing_reads, standalone_inputs
 from training.workload import Batch, Loss, Probe, Train, implements
 
 _ALLOCATION_BYTES = 512
@@ -268,7 +268,7 @@ def measure_step(
         memory = LiveMemory()
         with memory:
             batch = _fake(example, fake, memory)
-            model = stage.model(standalone_inputs(stage.name, config)).train()
+            model = built(partial(stage.model, standalone_inputs(stage.name, config))).train()
             optimizer = stage.optimizer(model)
             step = _Step(stage, model, optimizer, batch, weight, memory)
             # With accumulation the gradients stay while the next micro-batch is computed.
@@ -323,16 +323,12 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
 
 def measure_probe(name: str, probe: Probe) -> dict[str, Any]:
     """Measure a Prepare stage's work on one batch; return its part of a `_StepFootprint`."""
-
-    def forward(model: nn.Module, batch: Batch) -> Any:
-        return model(batch)
-
     refusing = refusing_reads(
         name, "its probe reads data", "let shapes alone decide what it computes"
     )
     with refusing, FakeTensorMode() as fake, torch.no_grad():
-        memory, model, batch = _forward(fake, probe.build, forward, probe.batch)
-        flops, shares = _flops(lambda: forward(model, batch))
+        memory, model, batch = _forward(fake, probe.build, lambda m, b: m(b), probe.batch)
+        flops, shares = _flops(lambda: model(batch))
     parameters = list(model.parameters())
     return {
         "parameters": sum(p.numel() for p in parameters),
@@ -459,7 +455,7 @@ def _forward(
     memory = LiveMemory()
     with memory:
         batch = _fake(example, fake, memory)
-        model = build().eval()
+        model = built(build).eval()
         memory.begin()
         forward(model, batch)
     return memory, model, batch

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import register_flop_formula
 
@@ -351,7 +352,7 @@ def refusing_reads(stage: str, what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        if isinstance(error, _READS):
             operation = str(error)
         elif "numpy() is not supported" in str(error):
             operation = "numpy()"
@@ -453,20 +454,19 @@ class ModelStage(Train):
         self.loss_is = "the function's"
         self._make = make
         self._optimizer_name = optimizer_name
-        self._real: nn.Module | None = None
+        given = self._made(2)
+        self._own_loss = given[2] if len(given) == 3 else None
+
+    def _made(self, size: int) -> tuple[Any, ...]:
+        """Return the function's result, on fake tensors unless it reads numbers."""
         try:
             with FakeTensorMode():
-                given = make(2)
+                return self._make(size)
         except _READS:
-            # Initialization that reads numbers, such as torchvision's stochastic depth.
-            given = make(2)
-            self._real = given[0]
-        self._own_loss = given[2] if len(given) == 3 else None
+            return self._make(size)
 
     def model(self, i: Inputs) -> nn.Module:
         """The model, on the fake tensors of the caller's mode."""
-        if self._real is not None:
-            return _with_empty_tensors(self._real)
         return self._make(1)[0]  # type: ignore[no-any-return]
 
     def optimizer(self, m: nn.Module) -> torch.optim.Optimizer:
@@ -491,11 +491,7 @@ class ModelStage(Train):
 
     def example(self, size: int) -> Batch:
         """An empty batch of `size` samples, in the function's shapes."""
-        if self._real is not None:
-            shapes = self._make(size)[1]
-        else:
-            with FakeTensorMode():
-                shapes = self._make(size)[1]
+        shapes = self._made(size)[1]
         return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
@@ -507,21 +503,23 @@ class ModelStage(Train):
         return Loss(total=total)
 
 
-def _with_empty_tensors(model: nn.Module) -> nn.Module:
-    """Return a copy with tensors that the current mode makes; shared tensors stay shared."""
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model on the current mode's tensors, by way of real ones if it reads numbers.
+
+    Shared tensors stay shared.
+    """
+    try:
+        return build()
+    except _READS:  # as torchvision's RegNets, for their widths, and most models of timm do
+        with _disable_current_modes():
+            real = build()
     memo: dict[int, Any] = {}
-    for module in model.modules():
-        for value in (
-            *module._parameters.values(),
-            *module._buffers.values(),
-            *vars(module).values(),
-        ):
-            if isinstance(value, Tensor) and id(value) not in memo:
-                empty = torch.empty(value.shape, dtype=value.dtype)
-                if isinstance(value, nn.Parameter):
-                    empty = nn.Parameter(empty, requires_grad=value.requires_grad)
-                memo[id(value)] = empty
-    return copy.deepcopy(model, memo)
+    for value in tree_leaves([vars(module) for module in real.modules()]):
+        if isinstance(value, Tensor) and id(value) not in memo:
+            memo[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            if isinstance(value, nn.Parameter):
+                memo[id(value)] = nn.Parameter(memo[id(value)], value.requires_grad)
+    return copy.deepcopy(real, memo)
 
 
 def _call(model: nn.Module, batch: Batch) -> Any:

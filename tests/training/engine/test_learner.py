@@ -27,7 +27,7 @@ CONFIG = tiny_config(dropout=0.0, batch_norm=False, clip_norm=None, schedule="co
 
 
 class Boxes(TrainProxy):
-    """Its total never vanishes, as that of a detector does not where an image has no boxes."""
+    """Its total never vanishes: a detector's without boxes is that of the background."""
 
     def model(self, i: Inputs) -> nn.Module:
         return nn.Linear(2, 1, bias=False)
@@ -71,15 +71,16 @@ def weights(learner: Learner) -> Tensor:
 
 
 @pytest.mark.parametrize("has_mean", [False, True])
-def test_a_step_that_weighs_nothing_has_the_loss_and_gradient_of_its_mean_terms(
+def test_the_loss_of_a_step_that_weighs_nothing_is_not_divided(
     learner: Learner, has_mean: bool
 ) -> None:
     before = weights(learner)
     loss = stepped(learner, {"boxes": [], "has_mean": has_mean}, 0)
-    assert loss == pytest.approx(3.0 * float(before[0, 1]) if has_mean else 0.0)
+    mean = 3.0 * float(before[0, 1]) if has_mean else 0.0
+    assert loss == pytest.approx(float(before.sum()) + 7.0 + mean)
     gradient = next(learner.model.parameters()).grad
     assert gradient is not None
-    assert gradient.tolist() == [[0.0, 3.0 if has_mean else 0.0]]
+    assert gradient.tolist() == [[1.0, 4.0 if has_mean else 1.0]]
 
 
 def test_fails_on_a_checkpoint_of_another_model_and_says_what_does_not_fit() -> None:
@@ -99,7 +100,7 @@ def test_in_a_step_that_weighs_nothing_the_optimizer_steps_as_usual(learner: Lea
     middle = before - rates[0] * momentum
     assert torch.allclose(weights(learner), middle)
     stepped(learner, {"boxes": [], "has_mean": False}, 1)
-    momentum = 0.5 * momentum + 0.25 * middle
+    momentum = 0.5 * momentum + 1.0 + 0.25 * middle
     assert torch.allclose(weights(learner), middle - rates[1] * momentum)
 
 

@@ -96,7 +96,7 @@ def _read(root: Path, source: Source, faults: CocoFaults) -> CocoSplit | None:
     if source.content is not None:
         split = split_of(source.content, source.split, lambda _: (root, {}), faults)
         return None if split is None else replace(split, is_converted=True)
-    return read_split(source.path, source.split, partial(find_images, root, source), faults)
+    return read_split(source.path, source.split, partial(find_images, root, source, faults), faults)
 
 
 def check_annotations(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:

@@ -44,7 +44,8 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 _Floats: TypeAlias = npt.NDArray[np.float64]
 # The names of images -> the folder that they are relative to, and the files of names that are
 # written in another way.
-_FindImages: TypeAlias = Callable[[list[str]], tuple[Path, Mapping[str, str]]]
+_Found: TypeAlias = tuple[Path, Mapping[str, str]]
+_FindImages: TypeAlias = Callable[[list[str]], _Found]
 
 # Including paths with a drive letter, and URLs.
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|\w+://")
@@ -455,14 +456,14 @@ def _is_other(path: Path) -> bool:
     return begin.startswith(b"[") or (is_labelme and b'"annotations"' not in begin)
 
 
-def find_images(folder: Path, source: Source, files: list[str]) -> tuple[Path, Mapping[str, str]]:
+def find_images(folder: Path, source: Source, faults: CocoFaults, files: list[str]) -> _Found:
     """Return the folder of an annotation file's images, and files of names that are not there.
 
     An image may be called in another form of Unicode. If most names are of another machine (they
     are absolute, or leave their folder), the longest end of each decides.
     """
     images = NamedImages(folder)
-    root = _root_of(folder, source, files, images)
+    root = _root_of(source, files, images, faults)
     lost = [file for file in files if _is_outside(file) or not is_file(root / file)]
     is_foreign = 2 * sum(map(_is_outside, files)) > len(files)
     found: dict[str, list[Path]] = {}
@@ -476,27 +477,33 @@ def find_images(folder: Path, source: Source, files: list[str]) -> tuple[Path, M
     return root, {file: own[0].relative_to(root).as_posix() for file, own in found.items()}
 
 
-def _root_of(folder: Path, source: Source, files: list[str], images: NamedImages) -> Path:
+def _root_of(source: Source, files: list[str], images: NamedImages, faults: CocoFaults) -> Path:
     """Return the folder to which an annotation file's images are relative: where most exist."""
-    near = source.path.parent
-    names = [path.name for path in folder.iterdir() if path.is_dir()]
-    own = [name for name in sorted(names) if split_within(name) == source.split]
-    roots = [near, *(folder / name for name in own), folder, folder / "images", near / "images"]
+    folder, near = images.folder, source.path.parent
+    own = sorted(p for p in folder.iterdir() if p.is_dir() and split_within(p.name) == source.split)
+    roots = [near, *own, folder, folder / "images", near / "images"]
     for above in (folder / "images", folder / "data", folder):
-        if above.is_dir():
-            inside = sorted(path for path in above.iterdir() if path.is_dir())
-            roots += [
-                p for p in inside if split_within(p.name) == source.split or p.name == "default"
-            ]
+        inside = sorted(path for path in above.glob("*") if path.is_dir())
+        roots += [p for p in inside if split_within(p.name) == source.split or p.name == "default"]
     tried = files[:: max(1, len(files) // _TRIED)]
-    there = [sum(images.has(root / file) for file in tried) for root in roots]
-    if not any(there):
-        roots = _roots_below(folder, tried)
-        there = [sum(images.has(root / file) for file in tried) for root in roots]
-    if not any(there):  # then where a user would look for them
+
+    def rank(root: Path) -> tuple[int, bool, bool]:
+        is_own = source.split in map(split_within, root.relative_to(folder).parts)
+        return sum(images.has(root / file) for file in tried), near in root.parents, is_own
+
+    there = [rank(root)[0] for root in roots]
+    if any(there):
+        return roots[there.index(max(there))]
+    roots = [root for root in _roots_below(folder, tried) if rank(root)[0]]
+    if not roots:  # then where a user would look for them
         name = "images" if source.split == UNDIVIDED else source.split
-        return folder / (own[0] if own else name)
-    return roots[there.index(max(there))]
+        return own[0] if own else folder / name
+    highest = max(map(rank, roots))
+    best = [root for root in roots if rank(root) == highest]
+    if len(best) > 1:
+        file, *two = (str(path.relative_to(folder)) for path in (source.path, *best[:2]))
+        faults.add("several-images", f"{file} names images that are both in {' and '.join(two)}")
+    return best[0]
 
 
 def _roots_below(folder: Path, files: list[str]) -> list[Path]:

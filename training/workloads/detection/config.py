@@ -38,7 +38,9 @@ class Architecture:
     # Queries of contrastive denoising: this many positive ones, and as many negative ones.
     denoising_queries: int = 100
     label_noise: float = 0.5
-    box_noise: float = 0.4
+    # As in the published runs (scripts/DINO_train.sh of IDEA-Research/DINO), which override 0.4 in
+    # the config file; the paper's 0.4 is a typo (github.com/IDEA-Research/DINO/issues/75).
+    box_noise: float = 1.0
     # To save memory, the encoder's layers are computed again in backward.
     recompute_encoder: bool = False
 

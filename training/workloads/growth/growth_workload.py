@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -247,6 +247,7 @@ _log = logging.getLogger(__name__)
 _BETAS = (0.9, 0.95)
 _PRODUCTS = "expert_products"  # in the numerics key
 _Phase: TypeAlias = Literal["dense", "experts", "grown"]
+_PHASES: tuple[_Phase, ...] = get_args(_Phase)
 
 
 class _RewarmingBFloat16AdamW(Rewarming, BFloat16AdamW):
@@ -371,7 +372,9 @@ class TrainPhase(TextEvaluation):
         if refused := vocabulary_refusals(i.dataset.meta, c.vocab_size):
             raise UserError(refused[0])
         most = c.eval_windows if split == "validation" else None
-        return token_samples(i.dataset, split, c.context, most=most)
+        steps = sum(getattr(c, f"{name}_steps") for name in _PHASES[: _PHASES.index(self.name)])
+        skipped = steps * c.settings.global_batch
+        return token_samples(i.dataset, split, c.context, most=most, skipped=skipped)
 
     def weight(self, b: Batch) -> float:
         tokens_BT: Tensor = b["tokens"]
@@ -449,7 +452,7 @@ class _Growth(Workload[GrowthConfig]):
     )
 
     def stages(self, c: GrowthConfig) -> Sequence[TrainPhase]:
-        return [TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown")]
+        return [TrainPhase(config=c, name=name) for name in _PHASES]
 
     def fitted(self, c: GrowthConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
         """Use the dataset's vocabulary if the recipe's is too small, or far too large."""

@@ -202,11 +202,14 @@ def write_for_library(m: nn.Module, out: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, out)
 
 
-def write_program(m: nn.Module, out: Path) -> None:
-    """Write a torch.export program for uint8 images (batch, side, side, 3) of any size."""
+def write_program(m: nn.Module, out: Path, side: int = 64) -> None:
+    """Write a torch.export program for uint8 images (batch, side, side, 3) of all sizes it takes.
+
+    It must take images of `side` pixels; transformers take no others.
+    """
     from torch.export import Dim, export, save
 
-    images = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
+    images = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     sizes = {0: Dim("batch"), 1: Dim.AUTO, 2: Dim.AUTO}
     program = export(m.eval(), (images,), dynamic_shapes=(sizes,))
     with warnings.catch_warnings():

@@ -1,6 +1,8 @@
 """The configs and recipes, with a frozen backbone and for MAGVIT, and their shared checks."""
 
+import csv
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Literal
@@ -34,6 +36,11 @@ class ClipOptions:
         check_fields(self, below_1=("left_out_share", "validation_share"))
 
 
+def as_row(names: Iterable[str]) -> str:
+    """Return the names of classes in one line, as `classes` has them."""
+    return ",".join('"{}"'.format(n.replace('"', '""')) if {*n} & {*',"'} else n for n in names)
+
+
 # The baseline's first layer has half its width, in four groups.
 _BASELINE_MULTIPLE = 8
 _SETTINGS = Settings(
@@ -55,7 +62,8 @@ class RecipeConfig:
     num_threads: int = 1
     deterministic: bool = True
 
-    # The dataset's classes, in its order; a user's dataset has them in its manifest.
+    # The dataset's classes, in its order, as a row of CSV: a name with a comma is in quotes. A
+    # user's dataset has them in its manifest.
     classes: str = ",".join(CLASSES)
 
     # The Transformer.
@@ -87,7 +95,7 @@ class RecipeConfig:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes, in the order of their labels."""
-        return tuple(self.classes.split(","))
+        return tuple(next(csv.reader([self.classes])))
 
     def __post_init__(self) -> None:
         if len(set(self.class_names)) < 2 or not all(self.class_names):

@@ -10,6 +10,7 @@ It refuses a split that lacks a class, on which accuracy is meaningless (see mod
 """
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -42,7 +43,7 @@ from training.workloads.trajectory.clip_dataset import (
     split_failures,
 )
 from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE, Float32s, Frames
-from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
+from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig, as_row
 from training.workloads.trajectory.forecast import FutureForecast, place_error
 
 _NUM_BINS = 10
@@ -473,7 +474,8 @@ class TrainClipClassifier(ClipEvaluation):
         wanted = tuple(meta.get("classes", self.classes))
         if wanted == tuple(self.classes):
             return ()
-        return [f"the dataset has other classes; pass --override classes={','.join(wanted)}"]
+        given = shlex.quote(f"classes={as_row(wanted)}")
+        return [f"the dataset has other classes; pass --override {given}"]
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits."""

@@ -37,6 +37,7 @@ from training.workloads.trajectory.config import (
     MagvitConfig,
     RecipeConfig,
     TrajectoryConfig,
+    as_row,
     demo,
     full,
     laptop,
@@ -257,7 +258,7 @@ class _Trajectory(Workload[_AnyConfig]):
 
     def fitted(self, c: _AnyConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
         """Use the dataset's own classes; do not learn positions if they are unknown."""
-        names = ",".join(meta.get("classes", ())) or c.classes
+        names = as_row(meta.get("classes", ())) or c.classes
         found = {"classes": names} if names != c.classes else {}
         return found if meta.get("tracks") != "none" else {**found, "position_weight": "0.0"}
 

@@ -13,6 +13,7 @@ from PIL import Image
 from contract.errors import UserError
 from tests.training.workloads.detection import coco_scene as scene
 from tests.training.workloads.detection.exports import put, save, voc_xml, yolo_lines
+from training.cli.main import main
 from training.durable import ImportSource
 
 FORK = bytes.fromhex("00051607000200004d6163204f532058") + bytes(120)
@@ -114,8 +115,8 @@ def test_images_of_one_name_are_kept_apart_by_parallel_trees(tmp_path: Path) -> 
     (refused,) = scene.checked(tmp_path).report.refusals
     assert refused.message == (
         "Annotations/other/000.xml names '000.png', which JPEGImages/cat/000.png and "
-        "JPEGImages/dog/000.png are called; give their path, or lay both trees out with the same "
-        "folders"
+        "JPEGImages/dog/000.png are called; give their path, move the others away, or lay both "
+        "trees out with the same folders"
     )
 
 
@@ -138,6 +139,38 @@ def test_unicode_forms_of_one_name_are_one_name(tmp_path: Path, form: Any) -> No
         put(tmp_path / f"yolo/labels/{unicodedata.normalize(other, name)}.txt", yolo_lines())
     put(tmp_path / "yolo/data.yaml", "names: [wall, room]\n")
     assert [len(boxes) for boxes in _found(tmp_path / "yolo").values()] == [2, 2]
+
+
+@pytest.mark.parametrize("place", ["{}/labels.json", "labels/{}.json"])
+def test_images_of_one_name_are_those_of_the_file_s_own_split(tmp_path: Path, place: str) -> None:
+    """As FiftyOne lays out the first: its images have the same names in each split."""
+    contents = {"train": scene.content(12), "validation": scene.content(4)}
+    for seed, (split, content) in enumerate(contents.items()):
+        scene.write(tmp_path / place.format(split), content)
+        for image in content["images"]:
+            save(tmp_path / split / "data" / image["file_name"], 100 * seed + image["id"])
+    checked = scene.checked(tmp_path)
+    assert [finding.message for finding in checked.report.findings] == []
+    found = {split.name: split.folder for split in checked.splits}
+    assert found == {split: tmp_path / split / "data" for split in contents}
+
+
+def test_fails_where_two_folders_have_all_of_a_file_s_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, source = scene.content(40), tmp_path / "brought"
+    scene.write(source / "labels.json", content)
+    for seed, folder in enumerate(("rgb", "depth")):
+        for image in content["images"]:
+            save(source / folder / image["file_name"], 100 * seed + image["id"])
+    out = f"--out={tmp_path / 'out'}"
+    assert main(["data", "import", str(source), "--workload=detection", out]) == 2
+    said = capsys.readouterr().err
+    assert "labels.json names images that are both in depth and rgb; give their path, move" in said
+    for image in content["images"]:
+        image["file_name"] = f"rgb/{image['file_name']}"
+    scene.write(source / "labels.json", content)
+    assert scene.checked(source).report.refusals == []
 
 
 def test_what_a_mac_adds_is_no_image_and_no_annotation(tmp_path: Path) -> None:

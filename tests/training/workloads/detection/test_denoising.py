@@ -39,7 +39,7 @@ def test_positives_stay_near_their_object_and_negatives_move_further() -> None:
     # Far enough from the borders that nothing is clamped.
     true = torch.tensor([[0.5, 0.5, 0.2, 0.4], [0.4, 0.6, 0.3, 0.1]], dtype=torch.float64)
     labels = torch.zeros(1, 2, dtype=torch.long)
-    noise = denoising(labels, true[None], replace(LARGE, denoising_queries=5000))
+    noise = denoising(labels, true[None], replace(LARGE, denoising_queries=5000, box_noise=0.4))
     boxes = noise.boxes_BK4.view(noise.num_groups, 2, 2, 4)
     away = (corners(boxes) - corners(true)).abs() / (true[:, 2:] / 2).repeat(1, 2)
     # In shares of half the box's size: below 0.4 x 1, and from 0.4 x 1 to 0.4 x 2.

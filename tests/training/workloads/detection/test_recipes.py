@@ -17,6 +17,7 @@ def test_the_seed_s_recipe_is_what_its_document_says_and_coco_s_what_was_publish
     seed, coco = full(), coco_12()
     assert (seed.num_classes, seed.num_queries, seed.width) == (2, 300, 256)
     assert (seed.settings.global_batch, seed.settings.micro_batch, seed.epochs) == (2, 2, 50)
+    assert seed.box_noise == coco.box_noise == 1.0
     assert (seed.learning_rate, seed.backbone_learning_rate) == (1e-4, 1e-5)
     assert (coco.num_classes, coco.num_queries, coco.settings.global_batch) == (80, 900, 16)
     settings = TrainDetector(config=coco).settings

@@ -150,6 +150,13 @@ def test_only_what_a_library_knows_is_written_as_its_own() -> None:
     assert [*TrainClassifier(config=blurred).formats()] == ["torch.export"]
 
 
+def test_a_program_of_a_model_for_one_size_of_images_is_made_with_it(tmp_path: Path) -> None:
+    stage = stage_of(5, "timm/vit_tiny_patch16_224")
+    ours = Classifier(stage.config.architecture, 5, blur_pool=False)
+    in_fork(lambda: stage.formats()["torch.export"](ours, tmp_path / "out.pt2"))
+    assert (tmp_path / "out.pt2").stat().st_size > 10_000_000
+
+
 @pytest.mark.slow
 def test_an_exported_program_computes_the_same_without_our_code(tmp_path: Path) -> None:
     ours = Classifier("resnet8", 5, blur_pool=False).eval()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.forked import in_fork
+from training.preflight.footprint import measure_evaluation, measure_step
 from training.preflight.standalone import standalone_inputs
 from training.registry import load_workload
 from training.settings import changed, schedule_factor
@@ -187,6 +189,23 @@ def test_an_architecture_is_refused_before_a_run(architecture: str, says: str) -
     (found,) = TrainClassifier(config=config).refusals({"classes": ["one"] * 8})
     assert says in found
     assert TrainClassifier(config=_laptop()).refusals({"classes": ["one"] * 8}) == []
+
+
+@pytest.mark.parametrize("name", ["regnet_y_400mf", "timm/vit_tiny_patch16_224"])
+def test_an_architecture_that_reads_values_while_it_is_built_is_measured(name: str) -> None:
+    """RegNets count their widths, and timm's transformers the shares of paths they drop."""
+    config = replace(_full(), architecture=name)
+    stage = TrainClassifier(config=config)
+    assert stage.refusals({"classes": ["one"] * 1000}) == []
+    parameters = sum(p.numel() for p in Classifier(name, 1000, blur_pool=False).parameters())
+
+    def measured() -> tuple[int, int, int]:
+        step = measure_step(stage, config, 2)
+        return step.parameters, step.peak_bytes, measure_evaluation(stage, config, 2)
+
+    counted, peak, evaluation_peak = in_fork(measured)
+    assert counted == parameters
+    assert peak > evaluation_peak > 4 * parameters
 
 
 @pytest.mark.parametrize("name", RECIPES)

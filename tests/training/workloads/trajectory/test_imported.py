@@ -7,6 +7,8 @@ import csv
 import gc
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -158,6 +160,25 @@ def test_a_run_trains_on_them_and_evaluates(
     (data / "manifest.json").write_text(json.dumps(about))
     assert main(["evaluate", f"--run-uri={run}", f"--dataset-uri={data}"]) == 2
     assert "the dataset has other classes than the model" in capsys.readouterr().err
+
+
+def test_the_names_of_classes_may_have_commas(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As some of Something-Something's have."""
+    long, brought = "Lifting up one end, then letting it drop down", tmp_path / "brought"
+    shutil.copytree(own / "falling", brought / long)
+    shutil.copytree(own / "rising", brought / 'a "rise"')
+    assert main(command(brought, tmp_path / "data")) == 0
+    short = [f"--override={override}" for override in (*SMALL, *SHORT)]
+    run = ["run", f"--dataset-uri={tmp_path / 'data'}", "--workload=trajectory", *short]
+    run += ["--recipe=magvit_laptop", f"--run-uri={tmp_path / 'run'}"]
+    assert main([*run, "--override=classes=a,b"]) == 2
+    (advice,) = re.findall("pass --override (.*)", capsys.readouterr().err)
+    assert shlex.split(advice) == [f'classes="{long}","a ""rise"""']
+    assert main(run) == 0
+    stages = json.loads((tmp_path / "run/receipt.json").read_text())["stages"]
+    assert f"accuracy_{long}" in stages["transformer"]
 
 
 @pytest.mark.parametrize(

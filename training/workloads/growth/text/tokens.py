@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contract.errors import UserError
-from training import Dataset, Samples
+from training import Dataset, Order, Samples
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
@@ -284,6 +284,7 @@ class _TokenSamples(Samples):
     tokens: _SplitTokens
     context: int
     most: int | None = None  # the maximum number of windows, spread evenly over the split
+    skipped: int = 0  # windows that other phases have had: they come last in an epoch
 
     @property
     def num_windows(self) -> int:
@@ -292,6 +293,10 @@ class _TokenSamples(Samples):
 
     def __len__(self) -> int:
         return self.num_windows if self.most is None else min(self.num_windows, self.most)
+
+    def order(self, epoch: int, seed: int) -> Order:
+        """Return every window once; each phase begins where the one before it ended."""
+        return np.roll(np.asarray(Samples.order(self, epoch, seed)), -self.skipped)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Tensor]:
         """Return window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
@@ -326,13 +331,13 @@ def open_tokens(dataset: Dataset, split: str) -> _SplitTokens:
 
 
 def token_samples(
-    dataset: Dataset, split: str, context: int, most: int | None = None
+    dataset: Dataset, split: str, context: int, most: int | None = None, skipped: int = 0
 ) -> _TokenSamples:
     """Return the windows of a split, at most `most`; UserError if it has none."""
     tokens = open_tokens(dataset, split)
     if too_short := length_refusals({split: {"tokens": len(tokens)}}, context):
         raise UserError(too_short[0])
-    return _TokenSamples(tokens=tokens, context=context, most=most)
+    return _TokenSamples(tokens=tokens, context=context, most=most, skipped=skipped)
 
 
 def length_refusals(splits: Mapping[str, Mapping[str, int]], context: int) -> list[str]:

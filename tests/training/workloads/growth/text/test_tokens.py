@@ -9,6 +9,7 @@ import torch
 
 from contract.errors import UserError
 from training.durable.store.local_dataset import LocalDataset
+from training.engine.batches import BatchPlan
 from training.preflight.standalone import standalone_inputs
 from training.workload import Samples
 from training.workloads.growth.config import GrowthConfig
@@ -148,3 +149,18 @@ def test_fails_to_read_text_of_another_vocabulary_than_the_model_s(tmp_path: Pat
     assert len(samples(300)) == 2
     with pytest.raises(UserError, match="has 300 tokens, the model's only 299; pass --override"):
         samples(299)
+
+
+def test_each_phase_goes_on_with_the_text_where_the_one_before_it_ended(tmp_path: Path) -> None:
+    data = dataset(tmp_path, [number % 50 for number in range(4 * 100 + 1)])  # 100 windows
+    c = GrowthConfig(vocab_size=50, context=4, dense_steps=1, experts_steps=3, grown_steps=2)
+    inputs = replace(standalone_inputs("dense", c), dataset=data)
+    seen: list[int] = []
+    for stage in GROWTH.stages(c):
+        plan = BatchPlan(stage.samples(inputs, "train"), stage.settings, c.seed, 1)
+        assert sorted(plan.rest_of_epoch(0).tolist()) == list(range(100))
+        seen += [number for step in range(plan.num_steps) for number in plan.ids(step).tolist()]
+    assert len(seen) == len(set(seen)) == 96
+    # A text that is shorter than the run begins again.
+    *_, grown = GROWTH.stages(replace(c, dense_steps=40))
+    assert sorted(grown.samples(inputs, "train").order(0, c.seed)) == list(range(100))
