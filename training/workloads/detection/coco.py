@@ -481,7 +481,7 @@ def _root_of(source: Source, files: list[str], images: NamedImages, faults: Coco
     """Return the folder to which an annotation file's images are relative: where most exist."""
     folder, near = images.folder, source.path.parent
     own = sorted(p for p in folder.iterdir() if p.is_dir() and split_within(p.name) == source.split)
-    roots = [near, *own, folder, folder / "images", near / "images"]
+    roots = [near, *own, folder, folder / "images", near / "images", near / "data"]
     for above in (folder / "images", folder / "data", folder):
         inside = sorted(path for path in above.glob("*") if path.is_dir())
         roots += [p for p in inside if split_within(p.name) == source.split or p.name == "default"]
@@ -491,16 +491,20 @@ def _root_of(source: Source, files: list[str], images: NamedImages, faults: Coco
         is_own = source.split in map(split_within, root.relative_to(folder).parts)
         return sum(images.has(root / file) for file in tried), near in root.parents, is_own
 
-    there = [rank(root)[0] for root in roots]
-    if any(there):
-        return roots[there.index(max(there))]
-    roots = [root for root in _roots_below(folder, tried) if rank(root)[0]]
-    if not roots:  # then where a user would look for them
-        name = "images" if source.split == UNDIVIDED else source.split
-        return own[0] if own else folder / name
-    highest = max(map(rank, roots))
-    best = [root for root in roots if rank(root) == highest]
-    if len(best) > 1:
+    first = max(roots, key=lambda root: rank(root)[0])
+    if most := rank(first)[0]:
+        # train_rgb beside train_depth; of train and train_masks, the first is meant.
+        beside = (r for r in roots if r.parent == first.parent and rank(r)[0] == most)
+        own = [r for r in beside if split_within(r.name) == source.split]
+        best = [first, *(r for r in own if not r.name.startswith(first.name))]
+    else:
+        roots = [root for root in _roots_below(folder, tried) if rank(root)[0]]
+        if not roots:  # then where a user would look for them
+            name = "images" if source.split == UNDIVIDED else source.split
+            return own[0] if own else folder / name
+        highest = max(map(rank, roots))
+        best = [root for root in roots if rank(root) == highest]
+    if any(sum(images.has(root / file) for root in best) > 1 for file in tried):
         file, *two = (str(path.relative_to(folder)) for path in (source.path, *best[:2]))
         faults.add("several-images", f"{file} names images that are both in {' and '.join(two)}")
     return best[0]

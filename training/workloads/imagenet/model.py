@@ -203,9 +203,9 @@ def write_for_library(m: nn.Module, out: Path) -> None:
 
 
 def write_program(m: nn.Module, out: Path, side: int = 64) -> None:
-    """Write a torch.export program for uint8 images (batch, side, side, 3) of all sizes it takes.
+    """Write a torch.export program for uint8 images (batch, side, side, 3).
 
-    It must take images of `side` pixels; transformers take no others.
+    Other sizes it takes as far as its trace at `side` pixels allows; transformers take no others.
     """
     from torch.export import Dim, export, save
 

@@ -173,6 +173,39 @@ def test_fails_where_two_folders_have_all_of_a_file_s_images(
     assert scene.checked(source).report.refusals == []
 
 
+def test_fails_where_a_split_has_two_folders_and_takes_the_one_of_its_name(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        content = scene.content(12)
+        scene.write(tmp_path / f"annotations/{split}.json", content)
+        for seed, folder in enumerate((f"{split}_rgb", f"{split}_depth", f"{split}_masks")):
+            for image in content["images"]:
+                save(tmp_path / folder / image["file_name"], 100 * seed + image["id"])
+    said = [each.message for each in scene.checked(tmp_path).report.refusals]
+    assert any(
+        "images that are both in train_depth and train_masks (and 1 more)" in m for m in said
+    )
+    for split in ("train", "val"):
+        (tmp_path / f"{split}_rgb").rename(tmp_path / split)
+    assert not any("both in" in m.message for m in scene.checked(tmp_path).report.refusals)
+
+
+def test_the_data_folder_of_fiftyone_wins_and_two_parts_are_not_called_doubled(
+    tmp_path: Path,
+) -> None:
+    content = scene.content(40)
+    for name in ("one", "two"):
+        scene.write(tmp_path / name / "labels.json", content)
+    for number, image in enumerate(content["images"]):
+        for seed, folder in enumerate(("data", "masks")):
+            save(tmp_path / "one" / folder / image["file_name"], 100 * seed + image["id"])
+        save(tmp_path / "two/photos" / "ab"[number % 2] / image["file_name"], image["id"])
+    checked = scene.checked(tmp_path / "one")
+    assert checked.report.refusals == []
+    assert checked.splits[0].folder == tmp_path / "one/data"
+    rules = [each.rule for each in scene.checked(tmp_path / "two").report.refusals]
+    assert rules == ["missing-file"]
+
+
 def test_what_a_mac_adds_is_no_image_and_no_annotation(tmp_path: Path) -> None:
     inner = tmp_path / "set"
     put(inner / "data.yaml", "train: images/train\nval: images/val\nnames: [wall, room]\n")

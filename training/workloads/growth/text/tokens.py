@@ -295,7 +295,7 @@ class _TokenSamples(Samples):
         return self.num_windows if self.most is None else min(self.num_windows, self.most)
 
     def order(self, epoch: int, seed: int) -> Order:
-        """Return every window once; each phase begins where the one before it ended."""
+        """Return every window once; a phase begins where the one before ended its first epoch."""
         return np.roll(np.asarray(Samples.order(self, epoch, seed)), -self.skipped)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Tensor]:
