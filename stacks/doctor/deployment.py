@@ -163,7 +163,8 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
         )
     # Machines may use the parameters' key, which DatasetStack's bucket has; AWS's admits them, too.
     arn, kms = found.get("SSEKMSKeyId", p.kms) if p.dataset_bucket else p.kms, target.client("kms")
-    if arn != p.kms and kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyManager"] == "CUSTOMER":
+    is_other = arn != p.kms and place == target.region
+    if is_other and kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyManager"] == "CUSTOMER":
         fix = f"{target.deploy()} -c kms={arn}"
         yield problem(what=f"{what}, encrypted with {arn}, which no machine may use", fix=fix)
     elif needed * VOLUME_PER_DATASET > p.data_gib:

@@ -398,7 +398,7 @@ def check_tags(p: ParameterFields) -> None:
         )
         refuse_unless(
             key.lower() not in map(str.lower, OUR_TAGS),
-            f"tags.{key} is the stack's own, on which its permissions rely; use another key",
+            f"tags.{key} is the stack's own, also in other letter cases; use another key",
         )
         advice = f"use 1 to {_MAX_KEY} letters, digits, spaces and _.:/=+@-"
         refuse_unless(_TAG_KEY.fullmatch(key), f"the tag's key is {key!r}; {advice}")

@@ -232,6 +232,8 @@ class ResolvedWorkload:
             config = resolve_config(workload, record.recipe, {})
             own = record.changed_config(recorded(config), frozenset({"source_sha256"})).items()
             config = with_overrides(config, {n: str(v) for n, v in own}, "the config of this code")
+            if lost := record.changed_config(recorded(config), frozenset({"source_sha256"})):
+                raise UserError(f"no text gives {', '.join(lost)} the recorded value")
             return cls(workload=workload, config=config, stages=checked_stages(workload, config))
         except UserError as error:
             raise UserError(f"use the code that {record.run_id} began with: {error}") from error

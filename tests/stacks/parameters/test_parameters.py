@@ -60,9 +60,9 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("vpc", "vpc-12345678", "vpc is 'vpc-12345678' without subnets; add subnets=subnet-..."),
         ("subnets", "subnet-12345678", "subnets are subnet-12345678, but vpc is empty; add vpc="),
         ("tags.AWS:x", "1", "tags.AWS:x begins with aws:, which AWS reserves"),
-        ("tags.Stack", "1", "tags.Stack is the stack's own, on which its permissions rely; use"),
+        ("tags.Stack", "1", "tags.Stack is the stack's own, also in other letter cases; use"),
         # IAM ignores the case of a tag's key, and refuses a role with two of one.
-        ("tags.stack", "prod", "tags.stack is the stack's own, on which its permissions rely; use"),
+        ("tags.stack", "prod", "tags.stack is the stack's own, also in other letter cases; use"),
         ("tags", {"team": "a", "Team": "b"}, "tags are team, Team; name each only once"),
         ("tags.my|key", "1", "the tag's key is 'my|key'; use 1 to 128 letters, digits, spaces and"),
         ("tags." + "k" * 129, "1", "; use 1 to 128 letters, digits, spaces and _.:/=+@-"),

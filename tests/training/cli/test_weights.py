@@ -87,6 +87,7 @@ def test_a_run_has_its_own_config_whatever_its_recipe_says_today(
         ({"find_unused_parameters": False, "source_sha256": "0", "loader_workers": "auto"}, ""),
         ({"speed": 3}, "has no field 'speed'; "),
         ({"schedule": {"factor": 0.1, "epochs": [2], "steps": []}}, "schedule=\"{'factor': 0.1"),
+        ({"best_metric": "none"}, "no text gives best_metric the recorded value"),
         ({"micro_batch": 5}, "global_batch 8 is not a multiple of micro_batch 5"),
     ],
 )

@@ -17,7 +17,8 @@ _SHELL = re.compile(r"((ba|da|z|k|a)?sh|busybox)\n")
 # They have a handler that ends their children or passes on what they get: by name, or as a script
 # or module of Python's.
 _LAUNCHER = re.compile(
-    r"^(timeout|torchrun|pt_elastic|accelerate|uv|g?make|mpirun|mpiexec|orterun|prterun)\n"
+    r"^(timeout|torchrun|pt_elastic|accelerate|uv|g?make|mpirun|mpiexec|orterun|prterun"
+    r"|mpiexec\.hydra|hydra_pmi_proxy)\n"
     r"|^python[\d.]*\n[^\0]*\0((-[WX]\0[^\0]*|-\w+)\0)*("
     r"-m\0(torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.launch)"
     r"|(\S*/)?(torchrun|accelerate))\0"

@@ -56,6 +56,7 @@ class ReportedProgress:
         self.last: dict[str, float] = {}  # the newest value of each metric
         self.snapshot = 0  # the number of the last one that this attempt has committed
         self.has_steps = False
+        self._low = set[int]()  # steps of its first rows: a third one is no epoch
         self.first_step: int | None = None
         self._metrics = metrics
         self._began = self._stepped = time.monotonic()
@@ -93,10 +94,12 @@ class ReportedProgress:
         for step, values in by_step.items():
             self.last |= {name: one for name, one in values.items() if math.isfinite(one)}
             # One that has resumed may log what is no loss by epoch, or at step 0 as Lightning does.
-            is_loss = step and not values.keys().isdisjoint(LOSSES)
+            self._low |= {step} if step and not self.has_steps else set()
+            is_loss = step and (len(self._low) > 2 or not values.keys().isdisjoint(LOSSES))
             is_first = not self.has_steps and (is_loss or not self.step)
             if step is not None and (step > self.step or is_first):
-                self._step_on(step, values)
+                is_late = is_first and len(self._low) > 2
+                self._step_on(min(self._low) if is_late else step, values)
             self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
 
     def committed(self, number: int, age_seconds: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.training.durable.program.programs import started
 from tests.training.runs import wait_for
+from training.durable.program import signals
 from training.durable.program.process import ProgramProcess
 
 SLEEPS = "import time; open('up', 'w'); time.sleep(60)"
@@ -119,6 +120,13 @@ def test_a_signal_is_for_whoever_takes_it(words: str, handlers: list[str], tmp_p
             return settled[-8:] == [handlers] * 8
 
         wait_for(is_settled)
+
+
+def test_what_stands_between_mpiexec_and_its_ranks_is_passed_over() -> None:
+    """MPICH's proxy catches SIGTERM and drops it; no package that we have brings one."""
+    for name in ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun"):
+        assert signals._LAUNCHER.search(f"{name}\n{name}\0--control-port\0")
+    assert not signals._LAUNCHER.search("python\npython\0mpiexec.py\0")
 
 
 def test_a_program_that_its_first_process_has_left_is_told(tmp_path: Path) -> None:

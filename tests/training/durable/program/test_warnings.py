@@ -95,6 +95,30 @@ def test_what_is_logged_at_step_0_by_one_that_has_resumed_is_no_new_start(run: P
     assert [entry.program_step for entry in run.head.checkpoints] == [40, 80]
 
 
+@pytest.mark.parametrize("name", ["loss", "train_loss_step", "rollout/ep_rew_mean"])
+def test_one_that_starts_over_is_told_of_whatever_its_metric_is_called(
+    run: ProgramRun, name: str
+) -> None:
+    run.write(f"""
+        import json, os, sys, time
+        from pathlib import Path
+        from training.program import commit
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state")
+        had = state.exists()
+        state.write_text("torn")
+        for step in range(1, 31 if had else 41):
+            with open(os.environ["SM_OUTPUT_DIR"] + "/metrics.jsonl", "a") as file:
+                print(json.dumps({{"step": step, "{name}": 1.0}}), file=file)
+            time.sleep(0.03)
+        time.sleep(1)
+        commit()
+        sys.exit(not had)
+    """)
+    assert (run.attempt(), run.attempt()) == (1, 0)
+    assert len(run.events("started-over")) == 1
+    assert run.json("receipt.json")["steps_redone"] == 40
+
+
 def test_what_is_logged_at_its_epoch_beside_steps_is_no_new_start(run: ProgramRun) -> None:
     """As `add_scalar("lr", rate, epoch)`, before the first of the epoch's losses by step."""
     run.write("""
