@@ -372,7 +372,8 @@ def _try_alarms(path: Path) -> list[AlarmTrial]:
     plan = path.with_name(path.name.replace(".template.", ".plan."))
     if not plan.exists():  # a program has none
         return try_alarms(template)
-    return try_alarms(template, json.loads(plan.read_text(encoding="utf-8"))["gpu_busy_percent"][0])
+    figures = json.loads(plan.read_text(encoding="utf-8"))
+    return try_alarms(template, figures["gpu_busy_percent"][0] * figures["gpu_share"])
 
 
 def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> int:

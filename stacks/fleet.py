@@ -44,6 +44,7 @@ class FleetKind:
     dimension: str
     wanted: str
     running: str
+    kept: Sequence[str] = ()  # how many of those wanted only stay until they are ended
 
 
 KINDS: Mapping[str, FleetKind] = {
@@ -108,6 +109,7 @@ KINDS: Mapping[str, FleetKind] = {
         dimension="AutoScalingGroupName",
         wanted="GroupDesiredCapacity",
         running="GroupInServiceInstances",
+        kept=["GroupMinSize"],
     ),
 }
 
@@ -358,7 +360,7 @@ class TrainingFleet(Construct):
             capacity_rebalance=False,
             metrics_collection=[
                 group.MetricsCollectionProperty(
-                    granularity="1Minute", metrics=[kind.wanted, kind.running]
+                    granularity="1Minute", metrics=[kind.wanted, kind.running, *kind.kept]
                 )
             ],
             tags=[

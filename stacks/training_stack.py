@@ -9,7 +9,6 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from contract.goodput import USEFUL
 from contract.keys import RUNS
 from contract.stack_names import DESCRIPTIONS
 from stacks import user_data
@@ -25,8 +24,6 @@ from stacks.parameters import StackParameters
 from stacks.parameters.programs import program_of
 from stacks.plan_at_synth import (
     annotate,
-    epoch_seconds,
-    least_busy_percent,
     limits,
     offered,
     prediction,
@@ -250,9 +247,7 @@ class TrainingStack(Stack):
             parameters=self._parameters,
             metrics=metrics,
             topic=topic,
-            epoch_seconds=epoch_seconds(self.plan),
-            least_busy_percent=least_busy_percent(self.plan),
-            planned_goodput=self.plan["goodput"].get(USEFUL) if self.plan else None,
+            plan=self.plan,
         ).alarms
         run_id = self._parameters.run_id
         return TrainingDashboard(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from contract.goodput import useful_seconds
+from contract.notice import MAX_SECONDS
 from contract.program import WORKLOAD
 from userdata.machine import machine_path, send, stop_event
 
@@ -58,6 +59,8 @@ class TrainingWatch:
     committed_step: int | None = None
     # The trainer's step at the notice: later steps are a bonus and no loss if uncommitted.
     noticed_step: int | None = None
+    # A program's work that no snapshot holds, by the trainer's last word.
+    unsaved_seconds: float = 0.0
     # Seconds of useful steps that no commit contains yet, and those not sent yet that one does.
     pending_seconds: float = 0.0
     useful_seconds: float = 0.0
@@ -90,6 +93,8 @@ class TrainingWatch:
                 self.pending_seconds = 0.0
             if kind == "commit":
                 self.committed_step = step
+            if kind in ("commit", "running", "ended"):
+                self.unsaved_seconds = float(record.get("unsaved_seconds") or 0.0)
             if kind == "notice":
                 self.noticed_step = step
 
@@ -129,7 +134,12 @@ class TrainingWatch:
 
     @property
     def has_unsaved_steps(self) -> bool:
-        """Whether there are steps up to the notice that no commit contains."""
+        """Whether there are steps up to the notice that no commit contains.
+
+        Without steps: whether work is unsaved that is older than any notice.
+        """
+        if not self.last_step:
+            return self.unsaved_seconds > MAX_SECONDS
         until = self.last_step if self.noticed_step is None else self.noticed_step
         return self.committed_step is not None and until > self.committed_step
 

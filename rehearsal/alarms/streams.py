@@ -58,7 +58,7 @@ class AgentReadings:
 
 
 GPU_MEMORY_MIB = 23_028
-# By type: AWS's namespace and dimension, and the metrics of what is wanted and of what runs.
+# By type: AWS's namespace and dimension, and the metrics of what is wanted, runs, and only stays.
 FLEETS: Mapping[str, tuple[str, ...]] = {
     "AWS::EC2::SpotFleet": (
         *("AWS/EC2Spot", "FleetRequestId"),
@@ -66,7 +66,7 @@ FLEETS: Mapping[str, tuple[str, ...]] = {
     ),
     "AWS::AutoScaling::AutoScalingGroup": (
         *("AWS/AutoScaling", "AutoScalingGroupName"),
-        *("GroupDesiredCapacity", "GroupInServiceInstances"),
+        *("GroupDesiredCapacity", "GroupInServiceInstances", "GroupMinSize"),
     ),
 }
 
@@ -155,12 +155,12 @@ class Stream:
         if training:
             self._put_training(self._watch.data(self.now))
             self._watch.sent()
-        machines = [self.target, float(readings is not None)]
+        machines = [self.target, float(readings is not None), 0]
         for logical_id, kind in self.fleet.items():
             namespace, dimension, *names = FLEETS[kind]
-            for name, value in zip(names, machines, strict=True):
+            for name, value in zip(names, machines, strict=False):
                 self._put(namespace, name, frozenset({(dimension, logical_id)}), value)
-            machines = [0, 0.0]
+            machines = [0, 0.0, 0]
         self._guard_minute()
 
     def _guard_minute(self) -> None:

@@ -59,6 +59,7 @@ def plan_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
         "bound_by": plan.work.main.bound_by,
+        "gpu_share": plan.used_gpus / plan.inputs.instance.num_gpus,
         "gpu_busy_percent": [rounded(each) for each in plan.work.busy_percent],
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
         **{name: _rounded(asdict(getattr(plan, name))) for name in ("first", "restart")},

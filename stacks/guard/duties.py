@@ -240,6 +240,8 @@ def _why_end(tick: Tick, instance: StackInstance) -> str | None:
 
 
 def _report_end(tick: Tick, instance: StackInstance, why: str) -> None:
+    # One on demand is otherwise ended by the Guard alone.
+    ends_itself = not instance.is_on_demand or (tick.head or {}).get("state") in DONE_STATES
     tick.note(
         Note(
             key=f"terminated {instance.id}",
@@ -248,7 +250,7 @@ def _report_end(tick: Tick, instance: StackInstance, why: str) -> None:
             about=instance.id,
             headline=f"Terminated {instance}: {why}",
             lines=["It should have ended by itself; its events and log may say why it did not."]
-            if instance.is_live
+            if instance.is_live and (ends_itself or "failed" in why)
             else [],
             fields={"message": why, "run_id": instance.run_id},
             ways=["event", "mail"],

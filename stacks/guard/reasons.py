@@ -168,8 +168,8 @@ def _waits(tick: Tick) -> Reason | None:
         return None
     return Reason(
         sentence=f"no instance for {hours:.1f} hours; max_wait_hours is {most:g}",
-        advice="The fleet's events say why. More zones, other GPUs (mix_gpus) or "
-        "on_demand_base=1 find capacity sooner.",
+        advice=f"The fleet's events say why. {_DEPLOY} more zones, other GPUs (mix_gpus) or "
+        "on_demand_base=1, which find capacity sooner.",
     )
 
 

@@ -7,6 +7,7 @@ missing data is treated as it is.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aws_cdk import Annotations, Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -15,12 +16,15 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract.auto_interval import MAX_EPOCHS
-from contract.goodput import LEAST_SHARE
+from contract.goodput import LEAST_SHARE, USEFUL
 from contract.grammar import parse_interval
 from stacks.monitoring.metrics import GUARD_PERIOD, RunMetrics
 from stacks.parameters import StackParameters
+from stacks.plan_at_synth import epoch_seconds, least_busy_percent
 
 _GOODPUT_SECONDS = 20 * 60
+# With `auto` the trainer goes by what its saves cost and how long machines live, in fact.
+_AUTO_MARGIN = 3
 _NOBODY_THERE = "Missing data is healthy: nothing reports between two instances or after the run."
 
 _STANDS_STILL = (
@@ -33,7 +37,9 @@ _PROGRAM_STANDS_STILL = (
     "times longer than ever before: most likely a collective or a kernel hangs. Nothing restarts "
     "it: terminate the instance, and the next one resumes from the last snapshot."
 )
-_COMMITS = "Look for save errors in the training log, set a shorter train.checkpoint_interval"
+# A deploy with one option alone would begin another run, and end this one.
+_OPTIONS = "with the run's options (DeployCommand, if the stack prints it) and"
+_COMMITS = "Look for save errors in the training log"
 _SAVES = (
     "Look in the training log for whether the program saves, and whether its checkpoint folder "
     "was ever quiet or a commit requested; let it save more often"
@@ -68,13 +74,11 @@ class TrainingAlarms(Construct):
         parameters: StackParameters,
         metrics: RunMetrics,
         topic: sns.ITopic,
-        epoch_seconds: float | None,
-        least_busy_percent: float | None,
-        planned_goodput: float | None,
+        plan: dict[str, Any] | None,
     ) -> None:
         super().__init__(scope, construct_id)
         interval_text = parameters.trainer_option("checkpoint_interval")
-        interval = commit_interval_seconds(interval_text, epoch_seconds)
+        interval = commit_interval_seconds(interval_text, plan)
         if interval > parameters.alarm.commit_seconds:
             Annotations.of(self).add_warning_v2(
                 "alarms:commit",
@@ -83,10 +87,13 @@ class TrainingAlarms(Construct):
                 f"{parameters.alarm.commit_seconds} s would fire without a fault; set "
                 f"alarm.commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
             )
+        goodput = plan["goodput"].get(USEFUL) if plan else None
+        # The agent's metrics are averages over all GPUs of the machine.
+        share = plan["gpu_share"] if plan else 1.0
         plans = [
-            *_gpu_alarms(parameters, metrics, least_busy_percent),
-            *_training_alarms(parameters, metrics),
-            *([_goodput_alarm(metrics, planned_goodput, interval)] if planned_goodput else []),
+            *_gpu_alarms(parameters, metrics, least_busy_percent(plan), share),
+            *_training_alarms(parameters, metrics, share),
+            *([_goodput_alarm(metrics, goodput, interval)] if goodput else []),
             *_machine_alarms(parameters, metrics),
             *_fleet_alarms(metrics),
         ]
@@ -117,27 +124,31 @@ class TrainingAlarms(Construct):
         return alarm
 
 
-def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float:
+def commit_interval_seconds(interval: str, plan: dict[str, Any] | None) -> float:
     """Return how far apart healthy commits may be; 0 if that is unknown before the run."""
-    read = parse_interval(interval)
-    if read.unit == "s":
-        return read.value
-    epochs = {"epochs": read.value, "auto": float(MAX_EPOCHS)}.get(read.unit, 0.0)
-    return epochs * (epoch_seconds or 0.0)
+    read, epoch = parse_interval(interval), epoch_seconds(plan) or 0.0
+    planned = (plan or {}).get("checkpoint_interval_seconds") or 0.0
+    auto = max(planned, min(_AUTO_MARGIN * planned, MAX_EPOCHS * epoch))
+    apart = {"s": read.value, "epochs": read.value * epoch, "steps": planned, "auto": auto}
+    return float(apart[read.unit])
 
 
 def _gpu_alarms(
-    p: StackParameters, metrics: RunMetrics, least_busy_percent: float | None
+    p: StackParameters, metrics: RunMetrics, least_busy_percent: float | None, share: float
 ) -> list[AlarmPlan]:
     low, planned = p.alarm.gpu_utilization_percent, ""
     if least_busy_percent is not None and least_busy_percent / 2 < low:
         low = least_busy_percent / 2
         planned = f" (by the plan, at least {least_busy_percent:.3g} % is healthy here)"
+    if share < 1:
+        planned += (
+            f" ({share * low:.3g} % as the mean of all GPUs, of which {100 * share:g} % train)"
+        )
     return [
         AlarmPlan(
             construct_id="GpuUtilizationLow",
             metric=metrics.gpu_in_training,
-            threshold=low,
+            threshold=share * low,
             is_below=True,
             periods=6,
             says=f"Training runs, but the GPU has been busy less than {low:.3g} % of the time for "
@@ -170,13 +181,14 @@ def _gpu_alarms(
     ]
 
 
-def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
+def _training_alarms(p: StackParameters, metrics: RunMetrics, share: float) -> list[AlarmPlan]:
     minutes = p.alarm.commit_seconds / 60
+    shorter = "" if p.program else "a shorter train.checkpoint_interval or "
     return [
         AlarmPlan(
             construct_id="StepsStandStill",
             metric=metrics.gpu_without_steps,
-            threshold=p.alarm.gpu_utilization_percent,
+            threshold=share * p.alarm.gpu_utilization_percent,
             periods=3,
             says=_PROGRAM_STANDS_STILL if p.program else _STANDS_STILL,
         ),
@@ -186,8 +198,8 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             threshold=p.alarm.commit_seconds,
             periods=2,
             says=f"The last commit is older than {minutes:g} minutes while training runs: losing "
-            f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or set "
-            "a larger alarm.commit_seconds.",
+            f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or "
+            f"deploy {_OPTIONS} {shorter}a larger alarm.commit_seconds.",
         ),
         AlarmPlan(
             construct_id="NoticeWithoutCommit",
@@ -220,7 +232,7 @@ def _goodput_alarm(metrics: RunMetrics, planned: float, commit_interval: float) 
 
 
 def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
-    larger = "a larger data_volume.gib" if p.data_on == "ebs" else "data_on=ebs or a larger size"
+    larger = "data_volume.gib" if p.data_on == "ebs" else "size, or data_on=ebs"
     return [
         AlarmPlan(
             construct_id="DiskNearlyFull",
@@ -228,7 +240,8 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=p.alarm.disk_percent,
             periods=2,
             says=f"The root or data volume is {p.alarm.disk_percent:g} % full: the next "
-            f"checkpoint may not fit. Deploy {larger}, which the next instance gets.",
+            f"checkpoint may not fit. Deploy {_OPTIONS} a larger root_volume.gib or {larger}: the "
+            "next instance gets it.",
         ),
         AlarmPlan(
             construct_id="EbsThroughputExceeded",
@@ -236,8 +249,8 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=50,
             periods=6,
             says="For half an hour, EBS demand exceeded the limits of the size or the volume at "
-            "least half of the time. Set a higher data_volume.mib_per_second if the size can use "
-            "it (make parameters), otherwise a larger size.",
+            f"least half of the time. Deploy {_OPTIONS} a higher data_volume.mib_per_second if the "
+            "size can use it (make parameters), otherwise a larger size.",
         ),
     ]
 
@@ -250,8 +263,8 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=1,
             periods=4,
             says="The fleet has been without its instance for 20 minutes: no Spot capacity, no "
-            "quota, or a failing launch (the fleet's events say which). Wait, widen with "
-            "mix_gpus or zones, or pay for on_demand_base=1.",
+            "quota, or a failing launch (the fleet's events say which). Wait, or deploy "
+            f"{_OPTIONS} other GPUs (mix_gpus), more zones, or on_demand_base=1.",
             missing="EC2 reports only while the fleet is active; a deleted fleet is not a fault.",
         ),
         AlarmPlan(

@@ -111,12 +111,9 @@ class RunMetrics:
     @property
     def missing_capacity(self) -> cloudwatch.MathExpression:
         """Number of instances that the fleet lacks."""
-        return _math(
-            "target - fulfilled",
-            "instances missing",
-            target=self.fleet(self.kind.wanted),
-            fulfilled=self.fleet(self.kind.running),
-        )
+        names = (self.kind.wanted, *self.kind.kept, self.kind.running)
+        totals = {f"total{name}": self.fleet(name) for name in names}
+        return _math(" - ".join(totals), "instances missing", PERIOD, **totals)
 
     def goodput_percent(self, period: Duration) -> cloudwatch.MathExpression:
         """Training that a commit has made safe, as a share of paid time; none without a trainer.

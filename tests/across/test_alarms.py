@@ -8,6 +8,7 @@ from aws_cdk import App, Stack
 from aws_cdk.assertions import Annotations, Match, Template
 from aws_cdk.aws_sns import Topic
 
+from contract.goodput import USEFUL as USEFUL_SHARE
 from rehearsal.alarms.evaluation import Alarm, Metric
 from rehearsal.alarms.streams import agent_metrics
 from stacks.events import TrainingTopic
@@ -127,8 +128,19 @@ def test_a_full_instance_store_is_not_said_to_grow_with_a_volume(
     synthesize: Callable[..., Any],
 ) -> None:
     said = str(synthesize(data_on="nvme"))
-    assert "Deploy data_on=ebs or a larger size, which the next instance gets" in said
-    assert "Deploy a larger data_volume.gib" not in said
+    assert "a larger root_volume.gib or size, or data_on=ebs: the next instance gets it" in said
+    assert "data_volume.gib" not in said
+
+
+@pytest.mark.parametrize(
+    "name", ["DiskNearlyFull", "EbsThroughputExceeded", "CommitTooOld", "FleetBelowTarget"]
+)
+def test_a_deploy_that_an_alarm_advises_keeps_the_runs_options(
+    name: str, alarms: dict[str, Any]
+) -> None:
+    """One with the advised option alone would begin another run."""
+    said = alarms[name]["AlarmDescription"].lower()
+    assert "deploy with the run's options (deploycommand, if the stack prints it) and" in said
 
 
 def test_an_address_is_subscribed_only_where_one_is_given(
@@ -144,21 +156,20 @@ def test_an_address_is_subscribed_only_where_one_is_given(
 def test_an_alarm_that_would_go_off_in_health_is_warned_of(
     epoch_seconds: float, is_warned_of: bool
 ) -> None:
-    stack = _alone(epoch_seconds=epoch_seconds)
+    stack = _alone("2epochs", epoch_seconds=epoch_seconds)
     said = Annotations.from_stack(stack)
     # What they find stays with jsii, which cannot always name the type of an annotation.
     hold = said.has_warning if is_warned_of else said.has_no_warning
     hold("*", Match.string_like_regexp("set alarm.commit_seconds=15000 or a shorter interval"))
 
 
-def _alone(*, epoch_seconds: float | None = None, least_busy_percent: float | None = None) -> Stack:
+def _alone(interval: str = "auto", **figures: object) -> Stack:
+    """A stack of alarms alone, with these figures of a plan."""
     stack = Stack(App(), "Alone")
     TrainingAlarms(
         stack,
         "Alarms",
-        parameters=StackParameters.for_size(
-            "g5.xlarge", **{"train.checkpoint_interval": "2epochs"}
-        ),
+        parameters=StackParameters.for_size("g5.xlarge", **{"train.checkpoint_interval": interval}),
         metrics=RunMetrics(
             stack_name="Alone",
             kind=KINDS["spot"],
@@ -167,18 +178,28 @@ def _alone(*, epoch_seconds: float | None = None, least_busy_percent: float | No
             clock_name="clock",
         ),
         topic=Topic(stack, "Topic"),
-        epoch_seconds=epoch_seconds,
-        least_busy_percent=least_busy_percent,
-        planned_goodput=0.8,
+        plan={
+            "epoch_seconds": 600.0,
+            "stages": [{"seconds": 1e6}],
+            "checkpoint_interval_seconds": 60.0,
+            "gpu_busy_percent": [100.0],
+            "gpu_share": 1.0,
+            "goodput": {USEFUL_SHARE: 0.8},
+            **figures,
+        },
     )
     return stack
 
 
-@pytest.mark.parametrize(("least_busy_percent", "threshold"), [(None, 20), (90.0, 20), (9.0, 4.5)])
+@pytest.mark.parametrize(
+    ("least_busy_percent", "share", "threshold"),
+    [(100.0, 1.0, 20), (90.0, 1.0, 20), (9.0, 1.0, 4.5), (90.0, 0.25, 5), (9.0, 0.25, 1.125)],
+)
 def test_a_run_that_launches_bind_keeps_its_gpu_idle_in_health(
-    least_busy_percent: float | None, threshold: float
+    least_busy_percent: float, share: float, threshold: float
 ) -> None:
-    template = Template.from_stack(_alone(least_busy_percent=least_busy_percent)).to_json()
+    stack = _alone(gpu_busy_percent=[least_busy_percent], gpu_share=share)
+    template = Template.from_stack(stack).to_json()
     (alarm,) = (
         one
         for one in every(template, "AWS::CloudWatch::Alarm")
@@ -187,23 +208,39 @@ def test_a_run_that_launches_bind_keeps_its_gpu_idle_in_health(
     )
     assert alarm["Threshold"] == threshold
     says_plan = "by the plan, at least 9 % is healthy here" in alarm["AlarmDescription"]
-    assert says_plan == (threshold < 20)
+    assert says_plan == (least_busy_percent < 40)
+    says_share = (
+        f"{threshold:.3g} % as the mean of all GPUs, of which 25 % train"
+        in alarm["AlarmDescription"]
+    )
+    assert says_share == (share < 1)
 
 
-def test_goodput_is_judged_by_half_of_its_plan_over_periods_that_have_a_commit() -> None:
-    found = {}
-    for epoch_seconds in (None, 1000.0):
-        template = Template.from_stack(_alone(epoch_seconds=epoch_seconds)).to_json()
-        (alarm,) = (
-            each
-            for name, each in template["Resources"].items()
-            if name.startswith("AlarmsGoodputLow")
-        )
-        statistics = Alarm.from_properties("GoodputLow", alarm["Properties"]).statistics
-        (found[epoch_seconds],) = {each.period for each in statistics.values()}
-        assert alarm["Properties"]["Threshold"] == 40
-    # Two epochs between two commits.
-    assert found == {None: 1200, 1000.0: 2100}
+@pytest.mark.parametrize(
+    ("interval", "planned", "period"),
+    [
+        ("2epochs", None, 2100),
+        ("7000steps", 3000.0, 3000),
+        ("7000steps", None, 1200),
+        # The trainer may find another one than the plan, but waits for two epochs at most.
+        ("auto", 60.0, 1200),
+        ("auto", 600.0, 1800),
+        ("auto", 900.0, 2100),
+        ("auto", 2400.0, 2400),
+        ("auto", None, 1200),
+    ],
+)
+def test_goodput_is_judged_by_half_of_its_plan_over_periods_that_have_a_commit(
+    interval: str, planned: float | None, period: int
+) -> None:
+    stack = _alone(interval, epoch_seconds=1000.0, checkpoint_interval_seconds=planned)
+    template = Template.from_stack(stack).to_json()
+    (alarm,) = (
+        each for name, each in template["Resources"].items() if name.startswith("AlarmsGoodputLow")
+    )
+    statistics = Alarm.from_properties("GoodputLow", alarm["Properties"]).statistics
+    assert {each.period for each in statistics.values()} == {period}
+    assert alarm["Properties"]["Threshold"] == 40
 
 
 @pytest.mark.parametrize("email", ["", "me@example.org"])

@@ -50,6 +50,14 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return plan(tmp_path_factory.mktemp("plan"))
 
 
+# Of a plan, as the alarms take them.
+FIGURES = {
+    "epoch_seconds": 30.0,
+    "stages": [{"seconds": 900.0}],
+    "checkpoint_interval_seconds": 25.0,
+}
+
+
 def by_the_plan(planned: Plan, text: str) -> float | None:
     return interval_seconds(text, planned.work.main)
 
@@ -67,7 +75,7 @@ def test_an_interval_is_accepted_everywhere(
     assert find_fault("TRAINER_OPTIONS", f'"checkpoint_interval={text}"') is None
     parameters = StackParameters.for_size("g5.xlarge", **{"train.checkpoint_interval": text})
     assert parameters.train == {"checkpoint_interval": text}
-    apart = commit_interval_seconds(text, epoch_seconds=30.0)
+    apart = commit_interval_seconds(text, FIGURES)
     seconds = by_the_plan(planned, text)
     if interval.unit == "s":
         assert (apart, seconds) == (interval.value, max(1.0, interval.value))
@@ -75,7 +83,7 @@ def test_an_interval_is_accepted_everywhere(
         assert apart == interval.value * 30
         assert seconds == pytest.approx(max(1.0, interval.value * planned.work.main.epoch_seconds))
     elif interval.unit == "steps":
-        assert apart == 0
+        assert apart == FIGURES["checkpoint_interval_seconds"]
         assert seconds == pytest.approx(max(1.0, interval.value * planned.work.main.step.seconds))
     else:
         assert (apart, seconds) == (60, None)
@@ -92,7 +100,7 @@ def test_fails_in_one_sentence_everywhere(
     reads: list[Callable[[], object]] = [
         lambda: parse_interval(text),
         lambda: StackParameters.for_size("g5.xlarge", **{"train.checkpoint_interval": text}),
-        lambda: commit_interval_seconds(text, epoch_seconds=30.0),
+        lambda: commit_interval_seconds(text, FIGURES),
         lambda: by_the_plan(planned, text),
     ]
     for read in reads:

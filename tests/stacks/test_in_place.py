@@ -54,14 +54,22 @@ def test_a_change_is_made_in_place_but_perhaps_in_the_fleet(
         assert before[stack]["Resources"].keys() <= after[stack]["Resources"].keys()
 
 
-def test_a_change_of_size_touches_template_fleet_and_limits_only(synthesize: Synthesize) -> None:
-    before, after = synthesize(), synthesize(size="g5.12xlarge")
+@pytest.mark.parametrize(
+    ("size", "more"),
+    # Three of its four GPUs would be idle, which two alarms of their mean take into account.
+    [("g5.4xlarge", set()), ("g5.12xlarge", {"AWS::CloudWatch::Alarm"})],
+)
+def test_a_change_of_size_touches_template_fleet_and_limits_only(
+    size: str, more: set[str], synthesize: Synthesize
+) -> None:
+    before, after = synthesize(), synthesize(size=size)
     assert before["DatasetStack"] == after["DatasetStack"]
     assert {type_name for _, type_name, _, _ in _pairs(before, after)} == {
         "AWS::EC2::LaunchTemplate",
         "AWS::EC2::SpotFleet",
         # The Guard's limits in dollars.
         "AWS::Lambda::Function",
+        *more,
     }
 
 

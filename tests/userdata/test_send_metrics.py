@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_steps_after_the_commit_at_a_notice_are_only_won() -> None:
     assert watch.has_unsaved_steps
     watch.read([commit(41), step(42)], now=1)
     assert not watch.has_unsaved_steps
+
+
+@pytest.mark.parametrize(
+    ("later", "verdict"),
+    [
+        # It ended without a save, or was killed before it could say so.
+        ([{"kind": "ended", "exit_code": -9, "unsaved_seconds": 3600.0}], True),
+        ([{"kind": "running", "unsaved_seconds": 3600.0}], True),
+        # What it did after its save at the notice is at most as old as the notice.
+        ([{"kind": "running", "unsaved_seconds": 3600.0}, {"kind": "commit"}], False),
+        ([{"kind": "commit"}, {"kind": "ended", "unsaved_seconds": 100.0}], False),
+        # It was asked for at the notice, and holds what was written an hour ago.
+        ([{"kind": "commit"}, {"kind": "ended", "unsaved_seconds": 3600.0}], True),
+    ],
+)
+def test_a_program_without_steps_is_judged_by_the_age_of_its_snapshot(
+    later: list[dict[str, Any]], verdict: bool
+) -> None:
+    watch = TrainingWatch(is_program=True)
+    lines = [{"kind": "running", "unsaved_seconds": 3500.0}, {"kind": "notice"}, *later]
+    watch.read([json.dumps(line | {"step": 0, "snapshot": 0}) for line in lines], now=0)
+    assert watch.has_unsaved_steps == verdict
 
 
 def test_a_program_without_steps_is_not_said_to_stand_still() -> None:

@@ -15,6 +15,7 @@ from rehearsal.alarms.trial import (
     FAULTS,
     HEALTHY,
     first_alarm,
+    good_run,
     interruption,
     no_notice,
     play,
@@ -53,6 +54,43 @@ def test_the_alarms_of_groups_behave_the_same(synthesize: Any) -> None:  # noqa:
     trials = {each.alarm: each for each in try_alarms(groups, PLANNED[0])}
     assert [name for name, each in trials.items() if not each.is_passed] == []
     assert trials["FleetBelowTarget"].fired_after_minutes
+
+
+def test_an_interval_that_the_trainer_chooses_is_the_plans(synthesize: Any) -> None:  # noqa: F811
+    template = synthesize(workload="detection", recipe="coco_12")["TrainingStack"]
+    goodput = read_alarms(template)["GoodputLow"]
+    assert first_alarm(goodput, play(template, FAULTS["GoodputLow"][1])) is not None
+
+
+def test_commits_may_be_as_far_apart_as_steps_make_them(synthesize: Any) -> None:  # noqa: F811
+    steps = {"train.checkpoint_interval": "7000steps", "alarm.commit_seconds": 13072}
+    template = synthesize(workload="detection", recipe="coco_12", **steps)["TrainingStack"]
+
+    def healthy(stream: Stream) -> None:
+        stream.commit_every = 145  # minutes: 8,715 s by the plan
+        stream.begin(8 * 60)
+
+    alarms, stream = read_alarms(template), play(template, healthy)
+    assert first_alarm(alarms["GoodputLow"], stream) is None
+    assert first_alarm(alarms["CommitTooOld"], stream) is None
+
+
+def test_idle_gpus_of_a_machine_neither_raise_nor_hide_an_alarm(
+    synthesize: Any,  # noqa: F811
+) -> None:
+    options = {"size": "g5.48xlarge", "run_id": "d1"}
+    template = synthesize(workload="growth", recipe="full", **options)["TrainingStack"]
+    trials = {each.alarm: each for each in try_alarms(template, 97 / 8)}
+    assert [name for name, each in trials.items() if not each.is_passed] == []
+    alarms = read_alarms(template)
+    assert first_alarm(alarms["GpuUtilizationLow"], play(template, good_run, 100 / 8)) is None
+
+    def hangs(stream: Stream) -> None:
+        stream.begin(60)
+        with stream.changed(utilization=100 / 8):
+            stream.train(60, steps=0)
+
+    assert first_alarm(alarms["StepsStandStill"], play(template, hangs)) is not None
 
 
 def test_what_is_wrong_with_an_alarm_is_found_out(template: Any) -> None:
@@ -97,7 +135,7 @@ def test_the_command_prints_the_table_and_succeeds_when_every_alarm_passes(
         folder = Path(words[-1])
         (folder / "TrainingStack.template.json").write_text(json.dumps(template))
         if has_plan:
-            plan = json.dumps({"gpu_busy_percent": PLANNED})
+            plan = json.dumps({"gpu_busy_percent": PLANNED, "gpu_share": 1.0})
             (folder / "TrainingStack.plan.json").write_text(plan)
 
     monkeypatch.setattr("rehearsal.rehearsal_command.run_cdk", synth)

@@ -20,6 +20,7 @@ def test_an_instance_that_outlives_its_fleets_capacity_is_terminated(scene: Scen
     assert (event["name"], event["about"], event["run_id"]) == ("terminated", left, "run-1")
     (mail,) = scene.mails()
     assert mail.startswith(f"Terminated {left} (g5.xlarge, on-demand): its fleet")
+    assert "should have ended by itself" not in mail, "nobody but the Guard ends one on demand"
 
 
 def test_a_notice_may_be_used_to_its_end(scene: Scene) -> None:
@@ -41,6 +42,8 @@ def test_what_the_guard_stops_itself_gets_the_same_time(scene: Scene) -> None:
     assert scene.tick()["action"] == "to-zero"
     assert left in scene.live()
     assert scene.tick(hours_later=GRACE_HOURS + 0.01)["action"] == "terminate"
+    # A machine ends with its run.
+    assert "It should have ended by itself" in scene.mails()[-1]
 
 
 def test_an_instance_of_a_fleet_cancelled_by_hand_is_terminated(scene: Scene) -> None:
@@ -92,6 +95,7 @@ def test_an_on_demand_instance_that_spot_replaced_is_terminated(scene: Scene) ->
     assert scene.tick()["action"] == "none"
     done = scene.tick(hours_later=GRACE_HOURS + 0.01)
     assert done["reason"].startswith(f"{on_demand}: its fleet has had Spot capacity in its place")
+    assert "should have ended by itself" not in "".join(scene.mails())
     assert len(scene.live()) == scene.capacity() == 1
 
 
@@ -112,6 +116,7 @@ def test_a_machine_that_failed_and_cannot_end_is_ended(scene: Scene) -> None:
     assert done["action"] == "terminate"
     assert "is still running: CUDA error: no CUDA-capable device" in done["reason"]
     assert machine not in scene.live()
+    assert "It should have ended by itself" in scene.mails()[-1]
     # A maintain fleet replaces it, and the replacement is left alone.
     scene.set_capacity(1)
     assert scene.tick(hours_later=0.1)["action"] == "none"

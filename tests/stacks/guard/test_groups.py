@@ -4,14 +4,21 @@ import json
 from typing import Any
 
 import pytest
+from aws_cdk import Stack
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk.assertions import Template
 
 from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
 from embedded_aws.capacity import Course
 from embedded_aws.fleet import CAPACITY
+from rehearsal.alarms.evaluation import Alarm, evaluate
+from stacks.fleet import KINDS
 from stacks.guard.fleet import ON_DEMAND, SPOT, StackFleet, instances_of_stack
 from stacks.guard.records import read_ledger
 from stacks.guard.settings import GuardSettings, quick_client
+from stacks.monitoring.metrics import RunMetrics
 from tests.stacks.guard.scene import TAGS, Scene
+from tests.stacks.templates import only
 
 NAME = "TrainingStack-run-1"
 
@@ -54,6 +61,34 @@ def _is_the_stacks(scene: Scene) -> None:
     quick_client("ssm").put_parameter(
         Name="/TrainingStack/fleet-id", Value=NAME, Type="String", Overwrite=True
     )
+
+
+def _missing() -> float | None:
+    """What the alarm FleetBelowTarget makes of the groups' metrics."""
+    kind, names = KINDS["asg"], [NAME, NAME + ON_DEMAND_GROUP]
+    given = {"stack_name": "s", "guard_name": "g", "clock_name": "c"}
+    metrics = RunMetrics(kind=kind, fleet_members=names, **given)
+    stack = Stack()
+    cloudwatch.Alarm(stack, "A", metric=metrics.missing_capacity, threshold=1, evaluation_periods=1)
+    template = Template.from_stack(stack).to_json()
+    alarm = Alarm.from_properties("A", only(template, "AWS::CloudWatch::Alarm"))
+    described = quick_client("autoscaling").describe_auto_scaling_groups(
+        AutoScalingGroupNames=names
+    )
+    published = {
+        (group["AutoScalingGroupName"], name): value
+        for group in described["AutoScalingGroups"]
+        for name, value in (
+            ("GroupDesiredCapacity", group["DesiredCapacity"]),
+            ("GroupMinSize", group["MinSize"]),
+            ("GroupInServiceInstances", len(group["Instances"])),
+        )
+    }
+    values = {}
+    for name, each in alarm.statistics.items():
+        ((_, member),) = each.metric.dimensions
+        values[name] = float(published[member, each.metric.name])
+    return evaluate(alarm.expression, values)
 
 
 def test_a_new_fleet_is_empty_until_its_machine_is_requested(
@@ -174,6 +209,7 @@ def test_the_guard_starts_it_falls_back_to_on_demand_and_returns_to_spot(
     # It is no longer requested, and stays until Spot is there.
     assert called(0.21, 0, 3600) == ("market", [ON_DEMAND])
     assert fleet.read_capacity() == (1, 0)
+    assert _missing() == 0
     assert called(0.33, 1, 2600) == ("market", [SPOT])
     assert called(0.34, 1, 2600) == ("none", [SPOT])
     scene.write("head.json", {"state": "finished", "checkpoints": []})

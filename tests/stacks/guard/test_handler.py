@@ -86,7 +86,7 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
         "reason": "no instance for 2.1 hours; max_wait_hours is 2",
     }
     (mail,) = scene.mails()
-    assert "mix_gpus" in mail
+    assert "with the run's options (DeployCommand, if the stack prints it) and more zones" in mail
     assert "Then continue from the last commit: runs resume run-1" in mail
     assert "--on-demand-target-capacity" not in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
