@@ -4,7 +4,7 @@ Promises that nothing here is computed by a model unless it says so. Reads its C
 refresh.py calls AWS, and only on request. Uses no other room. Other packages use the names below.
 """
 
-from sizing.catalogue.prices import PRICE_REGION, Price, hourly_price, spot_price
+from sizing.catalogue.prices import PRICE_REGION, Price, families_in, hourly_price, spot_price
 from sizing.catalogue.sizes import NOTED_IMAGE, InstanceType, alternates, find, instances
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "InstanceType",
     "Price",
     "alternates",
+    "families_in",
     "find",
     "hourly_price",
     "instances",

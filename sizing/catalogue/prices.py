@@ -59,6 +59,15 @@ def snapshot() -> PriceSnapshot:
     return read(SNAPSHOT_FILE)
 
 
+def families_in(region: str) -> frozenset[str] | None:
+    """Return the families that the snapshot has in a region; None if it does not cover it.
+
+    It lacks single sizes that are sold.
+    """
+    sold = {size.partition(".")[0] for size, place in snapshot().offers if place == region}
+    return frozenset(sold) or None
+
+
 def read(path: Path) -> PriceSnapshot:
     """Read a file written by `write`."""
     with path.open(newline="", encoding="utf-8") as lines:

@@ -5,7 +5,7 @@ Reads instances.csv and families.csv next to it: no network, no AWS call. Prices
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,14 +104,15 @@ class Family:
     source: str
 
 
-def _all_cards_gbps(label: str) -> float:
-    """Return the rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 without one.
+def _one_card_gbps(row: Mapping[str, str]) -> float:
+    """Return a card's share of a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 without one.
 
-    Sizes with several network cards have a rate for each card and none for the size; their
-    networks do not burst, and only the label has the right number of cards.
+    A machine of the stack has one network interface. Sizes with several cards have no rate of their
+    own, and their cards' column is ambiguous; their networks do not burst.
     """
-    found = re.fullmatch(r"(?:(\d+)x )?(\d+) Gigabit", label)
-    return float(found[1] or 1) * float(found[2]) if found else 0.0
+    found = re.fullmatch(r"(?:(\d+)x )?(\d+) Gigabit", row["network_label"])
+    total = float(found[1] or 1) * float(found[2]) if found else 0.0
+    return total / float(row["net_cards"] or 1)
 
 
 @cache
@@ -122,7 +123,7 @@ def instances() -> dict[str, InstanceType]:
         return int(row["num_accelerators"]) if row["gpu"].startswith("NVIDIA") else 0
 
     def gbps(column: str) -> Callable[[Mapping[str, str]], float]:
-        return lambda row: float(row[column] or _all_cards_gbps(row["network_label"]))
+        return lambda row: float(row[column] or _one_card_gbps(row))
 
     rows = read_rows(
         CATALOGUE_FILE,
@@ -156,6 +157,7 @@ def alternates(
     mix_gpus: bool = False,
     mix_gpu_counts: bool = False,
     price_factor: float = ALTERNATES_PRICE_FACTOR,
+    families: Collection[str] | None = None,
 ) -> tuple[InstanceType, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
 
@@ -164,7 +166,7 @@ def alternates(
 
     On these sizes a run stays the same bit for bit. `mix_gpus` gives that up for more pools: any
     model with at least the memory. `mix_gpu_counts` keeps it: up to 4 sizes of each of RANKS,
-    with memory and price compared per GPU.
+    with memory and price compared per GPU. `families` are those that the region sells, if known.
     """
     wanted = find(size)
     counts = dict.fromkeys((wanted.num_gpus, *(RANKS if mix_gpu_counts else ())))
@@ -177,6 +179,7 @@ def alternates(
             for other in trainable_by_price()
             if other.size != wanted.size
             and (not other.needs_own_image or other.family == wanted.family)
+            and (families is None or other.family in {*families, wanted.family})
             and (other.on_demand_usd_per_hour or 0.0) <= most
             and (mix_gpus or other.has_same_gpu(wanted))
             and other.num_gpus == count

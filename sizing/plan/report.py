@@ -295,7 +295,9 @@ def _host(plan: Plan) -> list[tuple[str, str]]:
 
 def _alternates(plan: Plan) -> str:
     """Name the other sizes that the stack's fleet may start, with the highest price."""
-    sizes = [other.size for other in catalogue.alternates(plan.request.size)]
+    families = catalogue.families_in(plan.request.prices.region)
+    others = catalogue.alternates(plan.request.size, families=families)
+    sizes = [other.size for other in others]
     if not sizes:
         return "none"
     prices = [plan.request.prices.find(size)[0] for size in sizes]

@@ -46,6 +46,11 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
         what = f"no zone of {target.region} offers {p.size}"
         yield problem(what=what, fix=fix)
         return
+    if unsold := [size for size in p.sizes if not zones[size]]:
+        less = "mix_gpus=false" if p.mix_gpus else "alternates_price_factor=1"
+        what = f"the fleet asks for {', '.join(unsold)}, which no zone of {target.region} offers"
+        yield problem(what=what, fix=f"{target.deploy()} -c {less}")
+        return
     available = sorted(
         each["ZoneName"]
         for each in ec2.describe_availability_zones(
@@ -230,6 +235,8 @@ def _image_of_run(target: DeployTarget, what: str, image_id: str, newest: str) -
 
 def _cannot_boot(image: dict[str, Any]) -> str | None:
     """Return why an existing image would fail at boot; its parameter's name may not show it."""
+    if (kind := image.get("Architecture", "x86_64")) != "x86_64":
+        return f"it is for {kind}, and all sizes here are x86_64"
     root = image.get("RootDeviceName")
     if root != ROOT_DEVICE_NAME:
         return f"its root device is {root}, but the launch template's is {ROOT_DEVICE_NAME}"
@@ -258,6 +265,7 @@ def prices_are_new(target: DeployTarget) -> Iterator[Diagnosis]:
     if age <= _OLD_DAYS:
         yield ok(what=what)
         return
+    what += "; set max_usd by today's, which this shows (an upgrade renews the stacks' own)"
     fix = f"python -m sizing catalogue {p.size} --refresh --region {target.region}"
     yield warning(what=what, fix=fix)
 

@@ -192,10 +192,10 @@ def _take_back(tick: Tick, fleet_id: str) -> None:
     on-demand machine trains until Spot is there, and then ends (see Tick.unwanted).
     """
     base, kept = tick.settings.on_demand_base, tick.ledger.market
-    # Before any call knew a base, the fleet's own counts.
-    is_changed = (
-        StackFleet.of(fleet_id).ends_what_it_loses
-        and kept.get("base", tick.on_demand[fleet_id]) != base
+    # Before any call knew a base, the fleet's own counts. A deploy of another launch template sets
+    # MinSize to 0, and so asks for the machine that only stays, besides the one on Spot.
+    is_changed = StackFleet.of(fleet_id).ends_what_it_loses and (
+        kept.get("base", tick.on_demand[fleet_id]) != base or tick.capacity[fleet_id] > 1
     )
     message = f"as the template has it: on_demand_base is {base}"
     if is_moved := kept.get("market", "spot") != "spot":

@@ -165,23 +165,35 @@ def test_zones_without_a_default_subnet_are_not_cloudformation_s(
         assert line["state"] == state and words in line["what"]
 
 
+@pytest.mark.parametrize(
+    ("given", "sold", "fix"),
+    [
+        ("run_id=mine", "g5.4xlarge", "-c run_id=mine -c size=g5.4xlarge"),
+        ("size=g5.xlarge", "g5.xlarge", "-c size=g5.xlarge -c alternates_price_factor=1"),
+        ("mix_gpus=true", "g5.2xlarge", "-c mix_gpus=true -c mix_gpus=false"),
+    ],
+)
 def test_a_size_that_the_region_lacks_is_replaced_by_a_deploy_of_the_same_options(
-    healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
+    healthy: Clinic,
+    examine: Examine,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    sold: str,
+    fix: str,
 ) -> None:
     client = healthy.client
 
     def lacks_it(service: str) -> Any:
         found = client(service)
         if service == "ec2":
-            offers = {"InstanceType": "g5.4xlarge", "Location": "us-east-1a"}
+            offers = {"InstanceType": sold, "Location": "us-east-1a"}
             found.describe_instance_type_offerings = lambda **_: {"InstanceTypeOfferings": [offers]}
         return found
 
     monkeypatch.setattr(healthy, "client", lacks_it)
-    (line,) = examine(healthy, "run_id=mine")["size"]
-    assert line["fix"] == (
-        "npx cdk deploy TrainingStack -c dataset_bucket=my-data -c run_id=mine -c size=g5.4xlarge"
-    )
+    (line,) = examine(healthy, given)["size"]
+    assert line["state"] == "problem"
+    assert line["fix"] == f"npx cdk deploy TrainingStack -c dataset_bucket=my-data {fix}"
 
 
 def test_zones_of_a_deployed_network_change_only_without_its_training_stack(
@@ -256,6 +268,10 @@ def test_an_image_that_leaves_the_size_out_is_a_problem(healthy: Clinic, examine
         (line,) = examine(healthy, f"pytorch_ami_parameter={image}", f"size={size}")["image"]
         assert line["state"] == state, line
     assert "it says that it supports G4dn, G5, P4, not g7e" in line["what"]
+    of_arm = ec2.describe_images(Filters=[{"Name": "architecture", "Values": ["arm64"]}])["Images"]
+    (line,) = examine(healthy, f"pytorch_ami_parameter={of_arm[0]['ImageId']}")["image"]
+    assert line["state"] == "problem"
+    assert "it is for arm64, and all sizes here are x86_64" in line["what"]
 
 
 def test_old_prices_are_renewed_by_the_command_of_their_row(

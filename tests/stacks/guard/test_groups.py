@@ -236,7 +236,13 @@ def test_a_deploy_that_changes_the_on_demand_base_moves_the_run(
     assert [each.is_taken_back for each in ledger.attempts.values()][1:] == [True, False]
     # It trains until Spot is there.
     assert called(0.4, 0) == ("market", [ON_DEMAND, SPOT])
-    called(0.41, 0)
+    # Seed 240661: a deploy of another launch template sets its MinSize to 0: two were wanted.
+    groups = quick_client("autoscaling")
+    groups.update_auto_scaling_group(AutoScalingGroupName=f"{fleet.id}.on-demand", MinSize=0)
+    assert fleet.read_capacity() == (2, 1)
+    assert called(0.41, 0) == ("market", [ON_DEMAND, SPOT])
+    assert fleet.read_capacity() == (1, 0)
+    called(0.42, 0)
     assert called(0.6, 0) == ("terminate", [SPOT])
     # What a person chooses since then stays.
     fleet.set_capacity(1, 1)
