@@ -144,6 +144,7 @@ def _export(options: argparse.Namespace) -> int:
 def _export_to(options: argparse.Namespace) -> int:
     """Write the model for another library."""
     from training.durable import Weights
+    from training.numerics import seed_torch
     from training.preflight.standalone import standalone_inputs
 
     if options.out.exists():
@@ -151,8 +152,9 @@ def _export_to(options: argparse.Namespace) -> int:
     checked_folder(options.out.parent)
     weights = Weights.read(options.run_uri, options.checkpoint)
     stage, config = _stage_of(options.run_uri, weights)
-    # No data is read.
-    model = stage.model(standalone_inputs(stage.name, config))
+    inputs = standalone_inputs(stage.name, config)  # no data is read
+    seed_torch(inputs.device, "model", inputs.seed, stage.name)
+    model = stage.model(inputs)
     weights.load_into(model, stage.name)
     formats = {**stage.formats(), "dcp": _write_dcp}
     if options.format not in formats:

@@ -239,6 +239,7 @@ def load_trained(
         if isinstance(stage, Prepare):
             shards[stage.name] = _derived(run, stage, inputs)
         elif stage.name == stage_name:
+            seed_torch(device, "model", config.seed, stage.name)
             model = stage.model(inputs)
             stage.numerics(model, inputs, {})
             weights.load_into(model, stage.name)

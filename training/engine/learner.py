@@ -243,7 +243,7 @@ class Learner:
     def _fill(self, snapshot: ShardedContent) -> None:
         """Fill this rank's share of the state in place."""
         state: dict[str, Tensor] = {}
-        create_optimizer_state(self._optimizer)
+        create_optimizer_state(self._optimizer, snapshot.names("optimizer"))
         flatten_state(self._optimizer.state_dict(), state)
         parts: dict[str, Mapping[str, Tensor]] = {
             "model": {n: t for n, t in self.model.state_dict().items() if isinstance(t, Tensor)},

@@ -7,7 +7,7 @@ types, which are up to the optimizer.
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,16 +22,21 @@ from training.settings import Precision
 from training.workload import OptimizerState, Train
 
 
-def create_optimizer_state(optimizer: Optimizer) -> None:
-    """Make the optimizer create all state that a step creates, so that it can be filled in place.
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def create_optimizer_state(optimizer: Optimizer, names: Collection[str]) -> None:
+    """Make the optimizer create the state that a checkpoint names, so that it can be filled.
 
     It takes a step with zero gradients, as only the optimizer knows what state there is and how it
     is sharded. The caller must overwrite the values, including those of the weights.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+    numbers = {name.split("/")[2] for name in names if name.startswith("/state/")}
+    for number, parameter in enumerate(_parameters(optimizer)):
+        # Also one that still is frozen: the loss may unfreeze it at a step.
+        if str(number) in numbers:
+            parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -46,11 +51,12 @@ def load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None
     would come back in float32, and moments in float32 of a bfloat16 parameter rounded.
     """
     optimizer.load_state_dict(dict(saved))
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = _parameters(optimizer)
     for number, own in saved["state"].items():
-        state = optimizer.state[parameters[number]]
-        for name, value in own.items():
-            state[name] = _laid_out(_uncast(state[name], value), parameters[number])
+        # Lookahead keeps its state in another optimizer; bitsandbytes' nests it when it saves.
+        state = optimizer.state.get(parameters[number], {})
+        for name in own.keys() & state.keys():
+            state[name] = _laid_out(_uncast(state[name], own[name]), parameters[number])
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
@@ -86,7 +92,7 @@ def names_by_id(model: nn.Module) -> dict[int, list[str]]:
 def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     """The names of each of the optimizer's parameters, in its order."""
     names = names_by_id(model)
-    return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    return [names[id(parameter)] for parameter in _parameters(optimizer)]
 
 
 def state_by_name(snapshot: CheckpointContent) -> OptimizerState:
@@ -188,6 +194,9 @@ class Scaling:
         """
         norm: Tensor | None = None
         if clip_norm is not None:
+            # The optimizer's zero_grad would leave these, to add up and to count in the norm.
+            for other in set(model.parameters()) - set(_parameters(optimizer)):
+                other.grad = None
             self._scaler.unscale_(optimizer)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         if not self._scaler.is_enabled():
@@ -220,16 +229,23 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, decay: float, *, with_buffers: bool = False) -> None:
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        named: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter.is_floating_point() or parameter.is_complex():
+                named[name] = parameter
+                if parameter.requires_grad and 1 - decay < torch.finfo(parameter.dtype).eps:
+                    raise UserError(
+                        f"ema_decay is {decay}, but {name} is {parameter.dtype}, which rounds each "
+                        "change of its average away; keep it in float32, or lower ema_decay"
+                    )
         if with_buffers:
             saved = model.state_dict().keys()
             for name, buffer in model.named_buffers(remove_duplicate=False):
                 if name in saved and buffer.is_floating_point():
                     named[name] = buffer
-        unique = {id(tensor): tensor for tensor in named.values()}
-        self._tensors = list(unique.values())
+        self._tensors = list(dict.fromkeys(named.values()))
         self._averages = [tensor.detach().clone() for tensor in self._tensors]
-        places = {number: place for place, number in enumerate(unique)}
+        places = {id(tensor): place for place, tensor in enumerate(self._tensors)}
         # A shared tensor under each of its names, as in the model's state_dict.
         self._places = {name: places[id(tensor)] for name, tensor in named.items()}
 
@@ -246,6 +262,9 @@ class MovingAverage:
     def update(self) -> None:
         """Update the averages after an optimizer step."""
         self._average(self._averages, self._tensors, 0)
+        for average, tensor in zip(self._averages, self._tensors, strict=True):
+            if not tensor.requires_grad:  # it may be infinite, as masks are: inf - inf is NaN
+                average.copy_(torch.where(average.isnan(), tensor, average))
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -278,7 +297,9 @@ def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any
         return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
-        return {type(value).__name__: parts}
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
@@ -291,7 +312,7 @@ def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "dict":
         return {key: unflatten_state(value, tensors) for key, value in content}
-    if kind in ("list", "tuple"):
-        parts = [unflatten_state(value, tensors) for value in content]
-        return tuple(parts) if kind == "tuple" else parts
-    return content
+    if kind in ("value", "dtype"):
+        return content if kind == "value" else getattr(torch, content)
+    parts = [unflatten_state(value, tensors) for value in content]
+    return parts if kind == "list" else tuple(parts)  # once under its class's name: "Size"

@@ -42,7 +42,7 @@ class _Gradients:
         self._waited_for: list[set[int]] = []  # by bucket: parameters without a gradient so far
         self._num_sent = 0
         self._has_own = [False] * len(parameters)
-        self._buffers: list[tuple[int, int]] = []
+        self._before: list[tuple[int, int]] = []  # a step's forwards
         # Weak: a parameter that held this would hold the whole stage after its end.
         ready = weakref.WeakMethod(self._ready)
         for number, parameter in enumerate(parameters):
@@ -54,7 +54,7 @@ class _Gradients:
     def begin_step(self, model: nn.Module) -> None:
         """Start a step, of which nothing has been sent."""
         self._num_sent = 0
-        self._buffers = _versions(model)
+        self._before = _versions(model)
 
     @contextlib.contextmanager
     def sending(self, aside: Sequence[Sequence[Tensor | None]]) -> Iterator[None]:
@@ -78,10 +78,18 @@ class _Gradients:
         for parameter, is_there in zip(self._parameters, has_any, strict=True):
             if not is_there:
                 parameter.grad = None
-        if _versions(model) != self._buffers:
+        others = set(model.parameters()) - set(self._parameters)
+        if any(parameter.grad is not None for parameter in others):
             raise RunFailedError(
-                f"stage {self._stage.name!r}: its forward changes a buffer other than BatchNorm's "
-                "statistics, which ranks cannot sum; train it with --num-processes 1"
+                f"stage {self._stage.name!r}: a parameter that model() froze was unfrozen, but "
+                "ranks do not sum its gradients; leave it trainable in model(), and freeze it in "
+                "loss for as long as you want"
+            )
+        if _versions(model) != self._before:
+            raise RunFailedError(
+                f"stage {self._stage.name!r}: its forward changes a parameter, or a buffer other "
+                "than BatchNorm's statistics, which ranks cannot sum; change parameters in the "
+                "optimizer's step, or train with --num-processes 1"
             )
 
     def _ready(self, number: int) -> None:
@@ -117,37 +125,30 @@ class _Gradients:
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes when a buffer other than BatchNorm's is replaced or changed in place."""
+    """Return what changes with a parameter or a buffer, except BatchNorm's, if one is changed."""
     norms = {id(b) for m in model.modules() if isinstance(m, _NormBase) for b in m.buffers(False)}
-    return [(id(b), b._version) for b in model.buffers() if id(b) not in norms]
+    state = (*model.buffers(), *model.parameters())
+    return [(id(t), t._version) for t in state if id(t) not in norms]
 
 
 class _NormStatistics:
     """The running statistics of a model's BatchNorm, as sums over the micro-batches of a step."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._norms = [
-            module
-            for module in model.modules()
-            if isinstance(module, _NormBase) and module.running_mean is not None
-        ]
-        self._tensors: list[Tensor] = []
-        self._counts: list[Tensor] = []
-        self._before: list[Tensor] = []
-        self._counts_before: list[Tensor] = []
-        self._sums: list[Tensor | None] = []
+        norms = (module for module in model.modules() if isinstance(module, _NormBase))
+        self._norms = [norm for norm in norms if norm.running_mean is not None]
         self._aside: list[list[Tensor | None]] = []
-        self._reduced: list[Tensor] = []
+        self.begin(is_alone=True)
 
     def begin(self, *, is_alone: bool) -> None:
         """Prepare a step; where its only micro-batch `is_alone`, BatchNorm's own update stands."""
-        norms = [] if is_alone else [norm for norm in self._norms if norm.training]
-        named = [dict(norm.named_buffers(recurse=False)) for norm in norms]
+        self._used = [] if is_alone else [norm for norm in self._norms if norm.training]
+        named = [dict(norm.named_buffers(recurse=False)) for norm in self._used]
         self._tensors = [own[name] for own in named for name in ("running_mean", "running_var")]
-        self._counts = [own["num_batches_tracked"] for own in named if "num_batches_tracked" in own]
-        self._before = [tensor.clone() for tensor in self._tensors]
-        self._counts_before = [count.clone() for count in self._counts]
-        self._sums = [None] * len(self._tensors)
+        counts = [own["num_batches_tracked"] for own in named if "num_batches_tracked" in own]
+        self._all = [*self._tensors, *counts]
+        self._before = [tensor.clone() for tensor in self._all]
+        self._sums: list[Tensor | None] = [None] * len(self._tensors)
 
     def set_aside(self) -> None:
         """Set the sum so far aside and begin a new one."""
@@ -160,32 +161,30 @@ class _NormStatistics:
             self._aside.clear()
             return
         self._sums = add(self._sums, [tensor.clone() for tensor in self._tensors])
-        self._take_back()
+        torch._foreach_copy_(self._all, self._before)
         for _ in range(joins):
             self._sums = add(self._aside.pop(), self._sums)
 
     def begin_reduction(self, reduction: Reduction) -> None:
         """Begin to sum over the ranks, bucket by bucket."""
-        self._reduced = self._tensors[:]
         for bucket in buckets(self._tensors):
             layout = BucketLayout([self._tensors[number] for number in bucket])
             parts = reduction.begin(layout, [self._sums[number] for number in bucket])
             for number, part in zip(bucket, parts, strict=True):
-                self._reduced[number] = part
-        self._sums = list(self._reduced)
+                self._sums[number] = part
 
     def end(self, num_micro_batches: int) -> None:
         """Set the statistics to the mean over all micro-batches of the step."""
         sums = [tensor for tensor in self._sums if tensor is not None]
         if sums:
             torch._foreach_div_(sums, float(num_micro_batches))
+            for place, norm in enumerate(self._used):
+                if not norm.training:  # frozen in loss: a mean of equals may be rounded
+                    own = slice(2 * place, 2 * place + 2)
+                    sums[own] = self._before[own]
+                elif norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.add_(1)
             torch._foreach_copy_(self._tensors, sums)
-            for count, before in zip(self._counts, self._counts_before, strict=True):
-                torch.add(before, 1, out=count)
-
-    def _take_back(self) -> None:
-        now, before = [*self._tensors, *self._counts], [*self._before, *self._counts_before]
-        torch._foreach_copy_(now, before)
 
 
 _T = TypeVar("_T")
@@ -262,15 +261,18 @@ class _Whole(Parallel):
 
     def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
         super().__init__(stage, model)
+        if world.size > 1 and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
+            raise UserError(
+                f"stage {stage.name!r}: SyncBatchNorm would hang ranks with unequal micro-batches; "
+                "leave out convert_sync_batchnorm: ranks sum BatchNorm's statistics without it"
+            )
         self._world = world
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._aside: list[list[Tensor | None]] = []
         self._statistics = _NormStatistics(model)
         self._num_micro_batches = 0
         self._turns: Sequence[Turn] = ()
-        self._ranks: _Gradients | None = None
-        if world.size > 1:
-            self._ranks = _Gradients(stage, self._parameters, world)
+        self._ranks = _Gradients(stage, self._parameters, world) if world.size > 1 else None
 
     def begin_step(self, num_micro_batches: int) -> None:
         self._num_micro_batches = num_micro_batches

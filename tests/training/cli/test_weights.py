@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from contract.errors import UserError
@@ -17,6 +18,7 @@ from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny, TinyTrain, tiny_config
 from training.cli.main import main
 from training.durable.save.tensors.weights import Weights, weights_sha256
+from training.workload import Inputs, Start
 
 
 @pytest.fixture
@@ -63,6 +65,43 @@ def test_evaluate_gives_what_the_run_reported(
         "split": "validation",
         "metrics": whole.json("receipt.json")["stages"]["second"],
     }
+
+
+class Noisy(nn.Module):
+    """Adds what it draws when it is made, and does not save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("noise", torch.randn(6), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.noise
+
+
+def test_what_a_model_draws_and_does_not_save_is_drawn_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, exported = TinyTrain.model, []
+
+    def model(stage: TinyTrain, i: Inputs) -> nn.Module:
+        return nn.Sequential(Noisy(), *made(stage, i))  # type: ignore[misc]
+
+    def export(model: nn.Module, out: Path) -> None:
+        exported.append(model[0].noise)  # type: ignore[index]
+
+    monkeypatch.setattr(TinyTrain, "model", model)
+    monkeypatch.setattr(TinyTrain, "start", lambda *_: Start())
+    monkeypatch.setattr(TinyTrain, "formats", lambda stage: {"own": export})
+    assert run.attempt() == 0
+    arguments = [f"--run-uri={run.uri}", f"--dataset-uri={run.dataset}"]
+    capsys.readouterr()
+    assert main(["evaluate", *arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    assert found == run.json("receipt.json")["stages"]["second"]
+    for number in range(2):
+        out = tmp_path / f"{number}"
+        assert main(["export", arguments[0], "--format=own", f"--out={out}"]) == 0
+    assert torch.equal(*exported)
 
 
 def test_a_run_has_its_own_config_whatever_its_recipe_says_today(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from contract.errors import UserError
 from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
 from training.durable.save.tensors.resume import CheckpointContent
@@ -39,6 +40,31 @@ def test_the_average_is_of_what_is_saved_and_has_fractions() -> None:
         assert model.state_dict()["norm.running_mean"].tolist() == [2.0, 2.0]
         assert average.tensors["norm.running_mean"].tolist() == [4.0, 4.0]
     assert model.state_dict()["norm.running_mean"].tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([-torch.inf, 0.0]), torch.arange(4, dtype=torch.uint8)]
+)
+def test_what_is_not_trained_is_as_in_the_model(value: torch.Tensor) -> None:
+    """An average of infinities would be NaN, and one of integers has no fractions."""
+    model = nn.Linear(2, 2, bias=False)
+    model.register_parameter("table", nn.Parameter(value, requires_grad=False))
+    model.register_buffer("mask", torch.tensor([-torch.inf, 1.0]))
+    average = MovingAverage(model, 0.5, with_buffers=True)
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+    average.update()
+    with average.swapped_in():
+        assert torch.equal(model.state_dict()["table"], value)
+        assert model.state_dict()["mask"].tolist() == [-torch.inf, 1.0]
+        assert model.weight.any()
+
+
+def test_fails_for_an_average_that_would_never_move() -> None:
+    model = nn.Linear(2, 2).bfloat16()
+    MovingAverage(model.requires_grad_(False), 0.999)
+    with pytest.raises(UserError, match=r"ema_decay is 0\.999, but weight is torch\.bfloat16"):
+        MovingAverage(model.requires_grad_(True), 0.999)
 
 
 def interrupted(run: Run, *ranks: int) -> None:

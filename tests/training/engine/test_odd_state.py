@@ -119,7 +119,7 @@ def test_it_resumes_bit_for_bit(
     ("make", "says"),
     [
         (Late, "not what a new model can load (0.cache is unknown); let model() register all"),
-        (Precise, "0.phase is a torch.strided tensor of torch.complex128, which no checkpoint"),
+        (Precise, "0.phase is a torch.strided Tensor of torch.complex128, which no checkpoint"),
         (Mute, "0._extra_state is a dict: let get_extra_state return a tensor or text"),
         (lambda: Odd({1: "x"}), "0._extra_state is a dict: let get_extra_state"),
         (

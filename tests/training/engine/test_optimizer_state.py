@@ -1,6 +1,7 @@
 """An optimizer's state comes back as it was saved, in types of its own and bit for bit."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_momentum_of_a_channels_last_convolution_is_laid_out_as_its_gradient() -
     """A checkpoint's tensors are contiguous; beside them foreach would leave its fast path."""
     model = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
     optimizer = AdamW(model.parameters())
-    create_optimizer_state(optimizer)
+    create_optimizer_state(optimizer, ["/state/0/exp_avg", "/state/1/exp_avg"])
     saved = optimizer.state_dict()
     before = [dict(saved["state"][0])["exp_avg"].clone().normal_(), model.weight.stride()]
     saved["state"][0]["exp_avg"] = before[0].contiguous()
@@ -82,6 +83,52 @@ def test_momentum_of_a_channels_last_convolution_is_laid_out_as_its_gradient() -
     loaded = optimizer.state[model.weight]["exp_avg"]
     assert torch.equal(loaded, before[0]) and loaded.stride() == before[1]
     assert optimizer.state[model.weight]["step"].ndim == 0
+
+
+class Nested(AdamW):
+    """Nests its state when it saves, as bitsandbytes' optimizers do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = super().state_dict()
+        return {**saved, "state": {n: {"nested": own} for n, own in saved["state"].items()}}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        own = {n: own["nested"] for n, own in state_dict["state"].items()}
+        super().load_state_dict({**state_dict, "state": own})
+
+
+class Around(Optimizer):
+    """Keeps its state in another optimizer, as timm's Lookahead does."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        self.inner = AdamW(parameters, lr=lr)
+        super().__init__(self.inner.param_groups, {})
+        self.step, self.state_dict = self.inner.step, self.inner.state_dict  # type: ignore[method-assign]
+        self.load_state_dict = self.inner.load_state_dict  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [Nested, Around])
+def test_state_that_is_kept_elsewhere_comes_back_by_the_optimizer_s_own_load(
+    kind: type[Optimizer],
+) -> None:
+    one, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    first, second = (kind([parameter], lr=0.1) for parameter in (one, other))  # type: ignore[call-arg]
+    for number in range(4):
+        if number == 2:
+            load_optimizer_state(second, deepcopy(first.state_dict()))
+            other.data = one.data.clone()
+        for parameter, optimizer in ((one, first), (other, second))[: 1 + number // 2]:
+            parameter.grad = torch.full((3,), 1.0 + number)
+            optimizer.step()
+    assert torch.equal(one, other)
+
+
+def test_state_is_created_for_parameters_that_the_checkpoint_names_also_if_frozen() -> None:
+    """The loss may unfreeze one at a step, and a resumed run has not reached it."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    optimizer = AdamW(model.requires_grad_(False).parameters())
+    create_optimizer_state(optimizer, ["/state/1/exp_avg", "/param_groups/0/lr"])
+    assert [optimizer.state[p].keys() > {"exp_avg"} for p in model.parameters()] == [False, True]
 
 
 class HalfMomentum(Optimizer):

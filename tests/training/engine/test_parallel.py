@@ -71,19 +71,16 @@ def test_fails_for_settings_that_exclude_each_other() -> None:
 
 
 class Switched(nn.Module):
-    """Uses one of two layers and never the third; counts its calls in a buffer if asked."""
+    """Uses one of two layers and never the third."""
 
     calls: Tensor
 
-    def __init__(self, counts: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-        self.counts = counts
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, which: Tensor) -> Tensor:
-        if self.counts:
-            self.calls += 1
         return self.layers[int(which)](torch.ones(3))  # type: ignore[no-any-return]
 
 
@@ -120,18 +117,55 @@ def test_a_parameter_has_a_gradient_where_any_rank_has_one(tmp_path: Path) -> No
         on_ranks(size, tmp_path, act)
 
 
-def test_fails_where_ranks_would_keep_other_buffers(tmp_path: Path) -> None:
+def drawn(m: Switched, b: Tensor) -> None:
+    with torch.no_grad():
+        m.layers[2].weight.lerp_(m.layers[0].weight, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("act_in_loss", "says"),
+    [
+        (lambda m, b: m.calls.add_(1), "its forward changes a parameter, or a buffer other"),
+        (drawn, "its forward changes a parameter, or a buffer other"),
+        (lambda m, b: m.requires_grad_(True), "a parameter that model.. froze was unfrozen, but"),
+    ],
+)
+def test_fails_where_ranks_would_differ(
+    tmp_path: Path, act_in_loss: Callable[[Switched, Tensor], None], says: str
+) -> None:
+    class Acting(SumOfOutputs):
+        def loss(self, m: Any, b: Tensor, step: int, num_steps: int) -> Loss:
+            act_in_loss(m, b)
+            return super().loss(m, b, step, num_steps)
+
     def act(world: World, root: Path) -> None:
-        work = parallel(cast(Train, SumOfOutputs()), Switched(counts=True), world)
-        with pytest.raises(RunFailedError, match="'first': its forward changes a buffer"):
+        model = Switched()
+        model.layers[0].weight.requires_grad_(False)  # type: ignore[union-attr]
+        work = parallel(cast(Train, Acting()), model, world)
+        with pytest.raises(RunFailedError, match=f"'first': {says}"):
             step(work, world)
 
     on_ranks(2, tmp_path, act)
 
 
-def test_a_step_leaves_the_mean_of_its_micro_batches_statistics() -> None:
+def test_fails_for_statistics_that_ranks_would_exchange_in_forward(tmp_path: Path) -> None:
+    def act(world: World, root: Path) -> None:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
+        with pytest.raises(UserError, match="'first': SyncBatchNorm would hang"):
+            parallel(cast(Train, SumOfOutputs()), model, world)
+
+    on_ranks(2, tmp_path, act)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_step_leaves_the_mean_of_its_micro_batches_statistics(is_frozen: bool) -> None:
+    def loss(m: nn.Module, *others: Any) -> Loss:
+        if is_frozen:  # in each loss: the step may begin in training, as one does after a resume
+            m.eval()
+        return SumOfOutputs().loss(m, *others)
+
     settings = Settings(epochs=1, global_batch=6, micro_batch=2)
-    stage = cast(Train, SimpleNamespace(name="first", settings=settings, loss=SumOfOutputs().loss))
+    stage = cast(Train, SimpleNamespace(name="first", settings=settings, loss=loss))
     work = parallel(stage, model := nn.BatchNorm1d(1), World(RankEnvironment(), CPU))
     batches = [torch.tensor([[0.0], [2.0 * number]]) for number in range(3)]
     work.begin_step(3)
@@ -140,8 +174,8 @@ def test_a_step_leaves_the_mean_of_its_micro_batches_statistics() -> None:
             work.losses(batch, 0, 1)[0].backward()
     work.end_step()
     assert model.running_mean is not None and model.num_batches_tracked is not None
-    assert model.running_mean.item() == pytest.approx(0.1 * (0 + 1 + 2) / 3)
-    assert model.num_batches_tracked.item() == 1
+    assert model.running_mean.item() == pytest.approx(0 if is_frozen else 0.1 * (0 + 1 + 2) / 3)
+    assert model.num_batches_tracked.item() == (0 if is_frozen else 1)
 
 
 def test_one_process_alone_shards_nothing() -> None:

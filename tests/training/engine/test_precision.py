@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.optim import SGD
 
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.engine.optimizer import MovingAverage, Scaling
+from training.settings import Precision
 
 NewRun = Callable[[str], Run]
 STATEFUL = [
@@ -93,6 +95,20 @@ def test_a_rank_resumed_at_a_step_in_which_it_has_no_micro_batch_steps_too(
     assert not skipped
     assert torch.equal(model.weight, before - 0.5)
     assert (scaling.state()["scale"], scaling.state()["_growth_tracker"]) == (4.0, 8)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_what_the_optimizer_does_not_train_is_not_in_the_norm(precision: Precision) -> None:
+    """Nobody else clears its gradients: they would add up, and float16's would stay scaled."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
+    optimizer = SGD(model[1].parameters(), lr=0.0)
+    scaling = Scaling(precision, torch.device("cpu"))
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=True)
+        scaling.backward(model(torch.ones(1, 2)).sum())
+        expected = model[0](torch.ones(1, 2)).norm().item()
+        _, norm = scaling.step(optimizer, model, 1e-3)
+        assert norm is not None and norm.item() == pytest.approx(expected)
 
 
 def test_gradients_accumulate_exactly_with_weights(

@@ -96,10 +96,11 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     record: dict[str, object] = {}
     stop = 0
     for name, tensor in ordered:
-        if tensor.dtype not in _CODES or tensor.layout != torch.strided:
+        is_plain = tensor.layout == torch.strided and not hasattr(tensor, "__tensor_flatten__")
+        if tensor.dtype not in _CODES or not is_plain:
             raise UserError(
-                f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which no checkpoint can "
-                "hold; use another type, or persistent=False for a buffer that need not be kept"
+                f"{name} is a {tensor.layout} {type(tensor).__name__} of {tensor.dtype}, which no "
+                "checkpoint can hold; use another type, or persistent=False to leave a buffer out"
             )
         start, stop = stop, stop + tensor.numel() * tensor.element_size()
         record[name] = {

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from contract.errors import UserError
 from training.durable.save.tensors.state import (
@@ -112,11 +113,16 @@ def test_large_items_come_first_so_that_all_are_aligned() -> None:
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.ones(2, dtype=torch.complex128), torch.ones(2, 2).to_sparse()]
+    "tensor",
+    [
+        torch.ones(2, dtype=torch.complex128),
+        torch.ones(2, 2).to_sparse(),
+        TwoTensor(torch.ones(2), torch.ones(2)),  # several in one, as torchao's moments
+    ],
 )
 def test_fails_for_what_safetensors_cannot_hold(tensor: Tensor) -> None:
     with pytest.raises(
-        UserError, match=r"^w is a torch\.\S+ tensor .* which no checkpoint can hold"
+        UserError, match=r"^w is a torch\.\S+ \w*Tensor of .* which no checkpoint can hold"
     ):
         lay_out({"w": tensor})
 

@@ -1,7 +1,8 @@
 """Checkpoints hold any state_dict exactly, without pickle, in memory that gives the same bits."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -40,6 +41,21 @@ def test_an_optimizer_comes_back_exactly(kind: Any) -> None:
     assert back["param_groups"] == state["param_groups"]
     assert back["state"].keys() == state["state"].keys()
     kind(groups, lr=0.5).load_state_dict(back)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: torch.Tensor
+
+
+def test_types_of_usual_optimizers_come_back() -> None:
+    state = {"shape": torch.Size((2, 3)), "pair": Pair(1, torch.ones(2)), "dtype": torch.bfloat16}
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = json.loads(json.dumps(flatten_state(state, tensors)))
+    back = unflatten_state(skeleton, tensors)
+    assert back == {"shape": (2, 3), "pair": (1, tensors["/pair/1"]), "dtype": torch.bfloat16}
+    older = {"Size": [{"value": 2}, {"value": 3}]}
+    assert unflatten_state(older, {}) == (2, 3)
 
 
 def test_fails_for_a_state_that_json_cannot_hold() -> None:
