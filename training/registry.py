@@ -10,6 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,7 +215,7 @@ def _too_few(settings: Settings, meta: Mapping[str, Any]) -> Iterator[str]:
     train, held_out = counts.get("train"), counts.get("validation")
     if isinstance(train, int) and (why := settings.why_no_step(train)):
         yield why
-    if held_out == 0:
+    if held_out == 0 and settings.needs_validation:
         yield "split validation has no samples; add some: without splits, a class needs two files"
 
 
@@ -291,18 +292,15 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
         return None
     for option in options:
         if typing.get_origin(option) is Literal:
-            if text in typing.get_args(option):
-                return text
+            if text in (known := {str(value): value for value in typing.get_args(option)}):
+                return known[text]
         elif option is bool:
             if text.lower() in ("true", "false"):
                 return text.lower() == "true"
         elif option in (int, float):
-            try:
-                value = option(text)
-            except ValueError:
-                continue
-            if math.isfinite(value):
-                return value
+            with suppress(ValueError):
+                if math.isfinite(value := option(text)):
+                    return value
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))

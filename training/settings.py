@@ -4,11 +4,12 @@ Settings that do not fit together are refused here, each with one sentence. A co
 field, `settings`, and their fields are named as if they were the config's own.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache, partial, reduce
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -54,10 +55,10 @@ def _choices(kind: type) -> Mapping[str, tuple[Any, ...]]:
     return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
-def check_choice(name: str, value: Any, known: Iterable[str], other: str = "") -> None:
+def check_choice(name: str, value: Any, known: Iterable[Any], other: str = "") -> None:
     """Refuse a value that is not one of the known ones; `other` says what else is accepted."""
     if value not in (known := tuple(known)):
-        raise ValueError(f"{name} is {value!r}; use {other}one of {', '.join(known)}")
+        raise ValueError(f"{name} is {value!r}; use {other}one of {', '.join(map(str, known))}")
 
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -111,7 +112,8 @@ class Settings:
 
     Evaluation runs on split "validation" every `evaluate_every_epochs` epochs or
     `evaluate_every_steps` steps of the stage (0: only at the end; neither: every epoch) and always
-    at the end of the stage; the checkpoint with the best `best_metric` is kept.
+    at the end of the stage; the checkpoint with the best `best_metric` is kept. A stage that is
+    evaluated only at the end, without `best_metric`, needs no samples for it.
 
     With `ema_decay`, an exponential moving average of the parameters, updated after every
     `ema_every_steps` steps, is evaluated and passed on to the next stage and to final/;
@@ -159,11 +161,12 @@ class Settings:
         if self.compile_mode is not None:
             check_choice("compile_mode", self.compile_mode, get_args(_CompileMode), "None or ")
         if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
-            check_choice(
-                "schedule", self.schedule, get_args(_Schedule), "Milestones, a function or "
-            )
+            known = get_args(_Schedule)
+            check_choice("schedule", self.schedule, known, "Milestones, a function or ")
         if self.ema_decay is None and (self.ema_every_steps != 1 or self.ema_buffers):
             raise ValueError("ema_every_steps or ema_buffers without an average; set ema_decay")
+        if (self.best_metric, self.best_mode) == ("loss", "max"):
+            raise ValueError("best_metric='loss' is best where it is lowest; set best_mode='min'")
         if self.optimizer_in_backward:
             self._check_in_backward()
 
@@ -256,6 +259,12 @@ class Settings:
         epochs = 1 if self.evaluate_every_epochs is None else self.evaluate_every_epochs
         return epochs * self.steps_per_epoch(num_samples)
 
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a stage without samples to evaluate is refused."""
+        every = self.evaluate_every_epochs, self.evaluate_every_steps
+        return self.best_metric is not None or 0 not in every
+
     def num_evaluations(self, num_samples: int) -> int:
         """Return the stage's number of evaluations, including the one at its end."""
         every = self.steps_per_evaluation(num_samples)
@@ -292,13 +301,21 @@ def recorded(config: Any) -> dict[str, Any]:
     """Return every field's value by name, as config.json keeps them."""
     found = {}
     for name, place in field_places(config).items():
-        value = config
-        for part in place:
-            value = getattr(value, part)
-        if is_dataclass(value):
-            value = asdict(value)  # type: ignore[arg-type]
-        found[name] = f"{value.__module__}.{value.__qualname__}" if callable(value) else value
+        value = reduce(getattr, place, config)
+        found[name] = json.loads(json.dumps(value, default=partial(_for_json, name)))
     return found
+
+
+def _for_json(name: str, value: Any) -> Any:
+    """Return what JSON has instead of a value of a field; code is recorded by its name."""
+    if isinstance(value, partial):
+        return [value.func, *value.args, value.keywords]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if not callable(value):
+        raise UserError(f"{name} is {value!r}, which JSON cannot hold; use text or a number")
+    code = value if hasattr(value, "__qualname__") else type(value)
+    return f"{code.__module__}.{code.__qualname__}"
 
 
 def schedule_factor(settings: Settings, step: int, num_steps: int, steps_per_epoch: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from contract.errors import UserError
 
@@ -25,6 +26,12 @@ def stack(items: Sequence[Any]) -> Any:
     layout = ItemLayout.of(items[0])
     # Torch would keep the strides of images whose channels come last: a worker's batch has not.
     return layout.batch([torch.stack(values).contiguous() for values in layout.values(items)])
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Return the tensors of a tree, or of any mapping, in their order."""
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 class _Branch(NamedTuple):

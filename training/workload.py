@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from contract.errors import UserError
 from training.durable import Brought, DataReport, FinishedFiles, Output, SourceFile, copy_in_splits
@@ -27,9 +26,9 @@ from training.numerics import shuffled
 from training.rungs import Rung as Rung
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
-from training.stacking import stack
+from training.stacking import stack, tensors_of
 
-# Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
+# Any tree (dict, list, tuple, dataclass) of tensors, or of what has a `to`: the loop moves them.
 Batch: TypeAlias = Any
 # Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
 Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
@@ -232,7 +231,7 @@ class Samples:
         """Combine what `get` returned into a batch, on the CPU.
 
         With this default, for samples of equal shapes, loader workers share the work on each batch
-        and write it without a copy.
+        and write it without a copy. What another draws follows from seed, epoch and first index.
         """
         return stack(items)
 
@@ -255,6 +254,8 @@ class DatasetSamples(Samples):
     """
 
     def __init__(self, dataset: Any) -> None:
+        if not hasattr(type(dataset), "__len__"):
+            raise UserError(f"{type(dataset).__name__} has no len(); use a map-style dataset")
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -344,7 +345,9 @@ class Train:
 
     def weight(self, b: Batch) -> float:
         """Return the loss's divisor, known before forward; by default the number of samples."""
-        return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
+        if not (tensors := tensors_of(b)):
+            raise UserError(f"stage {self.name!r}: its batches have no tensor to count; add weight")
+        return float(len(tensors[0]))
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Return reasons not to train on a dataset with this `meta`, asked for before a run."""
@@ -412,7 +415,7 @@ class Train:
         is not begun after a notice. By default the shapes of all tensors. Without compilation, the
         shape does not matter.
         """
-        return tuple(leaf.shape for leaf in tree_leaves(b) if isinstance(leaf, Tensor))
+        return tuple(tensor.shape for tensor in tensors_of(b))
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """One JSON-serializable mapping per sample of the batch, in order (`predict`)."""
@@ -581,10 +584,7 @@ class Workload(Generic[C]):
         raise NotImplementedError
 
     def check_data(self, folder: Path, progress: Progress) -> DataReport:
-        """Report everything wrong with a dataset, or with a folder to be imported as one.
-
-        For `data check --workload`.
-        """
+        """Report all that is wrong with a dataset, or a folder to import (`data check`)."""
         raise NotImplementedError
 
     def data_bytes_in_memory(self, c: C, dataset_bytes: int) -> int:

@@ -48,7 +48,7 @@ class Pair(NamedTuple):
 
 
 class Padded(Stacked):
-    """Samples of different sizes, some of them empty, in a batch of everything that there is."""
+    """Samples of different sizes, some empty, in a batch of everything that there is, mixed."""
 
     def collate(self, items: Sequence[Any]) -> Any:
         numbers = [int(item["numbers"][0]) for item in items]
@@ -70,6 +70,7 @@ class Padded(Stacked):
             "learned": torch.nn.Parameter(items[0]["sum"]),
             "sparse": padded[0].to_sparse(),
             "none": None,
+            "mixed": (torch.distributions.Beta(0.4, 0.4).sample((2,)), np.random.random()),
         }
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from contract.errors import UserError
 from training.numerics import drawing_from
 from training.workload import DatasetSamples, Settings, Train
 
@@ -48,6 +50,15 @@ def test_a_dataset_s_random_transforms_depend_on_the_sample_alone() -> None:
     assert len(samples) == 3
     assert samples.get(2, 0, generator(7)) == samples.get(2, 0, generator(7))
     assert samples.get(2, 0, generator(7)) != samples.get(2, 1, generator(8))
+
+
+def test_fails_for_a_dataset_that_has_no_length() -> None:
+    class Streamed(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([1])
+
+    with pytest.raises(UserError, match=r"Streamed has no len\(\); use a map-style dataset"):
+        DatasetSamples(Streamed())
 
 
 def test_a_stage_has_the_settings_of_its_config_unless_it_says_otherwise() -> None:

@@ -2,13 +2,23 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pytest
+import torch
 
 from contract.errors import UserError
 from tests.training.tiny import tiny_config
-from training.settings import Milestones, Settings, changed, field_places, recorded
+from training.registry import with_overrides
+from training.settings import (
+    Milestones,
+    Settings,
+    changed,
+    check_fields,
+    field_places,
+    recorded,
+)
 
 
 def settings(**changes: Any) -> Settings:
@@ -64,6 +74,7 @@ def test_a_stage_has_so_many_steps_and_evaluations(
             "optimizer_in_backward with precision 'float16': whether a step is skipped",
         ),
         ({"schedule": "step"}, "schedule is 'step'; use Milestones, a function or one of"),
+        ({"best_metric": "loss"}, "'loss' is best where it is lowest; set best_mode='min'"),
     ],
 )
 def test_fails_for_settings_that_cannot_be(changes: dict[str, Any], says: str) -> None:
@@ -118,7 +129,37 @@ def test_every_field_is_recorded_by_its_name_as_json() -> None:
         "dropout": 0.2,
         "schedule": {"factor": 0.1, "epochs": [2], "steps": []},
     }
-    assert recorded(tiny_config(schedule=half))["schedule"] == f"{__name__}.half"
+    schedules = {half: f"{__name__}.half", Third(): f"{__name__}.Third"}
+    schedules[partial(pow, 2, mod=None)] = ["builtins.pow", 2, {"mod": None}]
+    for schedule, expected in schedules.items():
+        assert recorded(tiny_config(schedule=schedule))["schedule"] == expected
+
+
+@dataclass(frozen=True)
+class Sized:
+    size: Literal[8, 16] = 16
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_a_literal_may_have_numbers() -> None:
+    assert with_overrides(Sized(), {"size": "8"}, "c").size == 8
+    with pytest.raises(UserError, match="size='9' is not a valid Literal"):
+        with_overrides(Sized(), {"size": "9"}, "c")
+    with pytest.raises(ValueError, match="size is 9; use one of 8, 16"):
+        Sized(size=9)  # type: ignore[arg-type]
+
+
+def test_fails_for_a_value_that_cannot_be_recorded() -> None:
+    with pytest.raises(UserError, match=r"dtype is torch.float16, which JSON cannot hold"):
+        recorded(Sized(dtype=torch.half))
+
+
+class Third:
+    def __call__(self, step: int, num_steps: int) -> float:
+        return 0.3
 
 
 def half(step: int, num_steps: int) -> float:

@@ -66,6 +66,8 @@ def evaluate(
     world = context.world
     samples = samples_of(stage, inputs, "validation")
     if len(samples) < 1:
+        if not stage.settings.needs_validation:
+            return {}
         raise RunFailedError(f"stage {stage.name!r} has no validation samples; add some")
     batches = _in_order(samples, stage.settings.eval_batch)
     mine = batches[world.rank :: world.size]
@@ -81,9 +83,8 @@ def evaluate(
                 context.consensus.stop_if_due(may_use_extra_time=True)
                 if turn < len(mine):
                     batch = to_device(loader.next(), inputs.device)
-                    seed_torch(
-                        inputs.device, "evaluate", inputs.seed, stage.name, mine[turn].number
-                    )
+                    number = mine[turn].number
+                    seed_torch(inputs.device, "evaluate", inputs.seed, stage.name, number)
                     with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
                         part = model.use(partial(_evaluated, stage, batch))
                     if mine[turn].counts:

@@ -176,17 +176,13 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor or not _is_plain(obj):
             return NotImplemented
+        layout = obj.dtype, tuple(obj.shape), obj.stride()
         if not obj.numel():
             # Otherwise everything behind an empty view would be pickled.
-            return _empty, (obj.dtype, tuple(obj.shape), obj.stride())
+            return _empty, layout
         span = 1 + sum((n - 1) * step for n, step in zip(obj.shape, obj.stride(), strict=True))
         values = obj.as_strided((span,), (1,)).view(torch.uint8).numpy()
-        return _tensor, (
-            pickle.PickleBuffer(values.data),
-            obj.dtype,
-            tuple(obj.shape),
-            obj.stride(),
-        )
+        return _tensor, (pickle.PickleBuffer(values.data), *layout)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -284,7 +280,8 @@ def _done(task: Task, maker: Maker, memory: BatchMemory) -> Answer:
     ids = view[: 8 * task.batch_size].view(np.int64)[task.first : task.first + task.count]
     items = maker.items(task.epoch, ids.tolist())
     if not maker.stacks:
-        return Answer(task.number, places=write(maker.collate(items), view, begin))
+        batch = maker.collate(items, task.epoch, int(ids[0]))
+        return Answer(task.number, places=write(batch, view, begin))
     layout = ItemLayout.of(items[0])
     size = layout.num_bytes(task.batch_size)
     _refuse_too_large(begin + size)

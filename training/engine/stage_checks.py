@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from contract.errors import UserError
 from training.durable import misfit
-from training.settings import field_places
+from training.settings import field_places, recorded
 from training.workload import (
     Inputs,
     Loss,
@@ -305,14 +305,12 @@ def problems(workload: Any) -> list[str]:
 
 def _recipe(workload: Any, make: Callable[[], Any]) -> Iterator[str]:
     config = make()
-    wrong = list(_config(config))
-    yield from wrong
-    if wrong:
+    if wrong := list(_config(config)):
+        yield from wrong
         return
-    unknown = set(workload.placement_fields) - field_places(config).keys()
-    if unknown:
+    if unknown := set(workload.placement_fields) - field_places(config).keys():
         yield f"placement_fields names {', '.join(sorted(unknown))}, which the config lacks"
-    if make() != config:
+    if recorded(make()) != recorded(config):
         yield "two calls return different configs; a recipe must be a constant"
     stages = workload.stages(config)
     yield from _stages(stages)
@@ -341,7 +339,7 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
     if len(set(names)) != len(names):
         yield f"the stages are named {names}; names must differ"
     for stage in stages:
-        kind = Prepare if hasattr(stage, "make") else Train
+        kind = Train if isinstance(stage, Train) or not hasattr(stage, "make") else Prepare
         yield from _unlike(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
         settings = getattr(stage, "settings", None)
         if kind is Train and settings is not None and not isinstance(settings, Settings):

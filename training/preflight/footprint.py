@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -31,7 +30,7 @@ from torch.utils.flop_counter import (
 from contract.errors import UserError
 from training.engine.optimizer import autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
-from training.preflight.standalone import LAST_STEP, built, refusing_reads, standalone_inputs
+from training.preflight.standalone import LAST_STEP, Fakes, built, refusing_reads, standalone_inputs
 from training.workload import Batch, Loss, Probe, Train, implements
 
 _ALLOCATION_BYTES = 512
@@ -264,7 +263,7 @@ def measure_step(
 ) -> _StepFootprint:
     """Measure an optimizer step with micro-batches of `size` samples: the largest, or `batch`."""
     example, weight = _example(stage, size) if batch is None else (batch, stage.weight(batch))
-    with _explained(stage), FakeTensorMode() as fake:
+    with _explained(stage), Fakes() as fake:
         memory = LiveMemory()
         with memory:
             batch = _fake(example, fake, memory)
@@ -316,7 +315,7 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
         with autocast(stage.settings.precision, _CPU):
             _loss(stage, model, batch)
 
-    with _explained(stage), FakeTensorMode() as fake, torch.no_grad():
+    with _explained(stage), Fakes() as fake, torch.no_grad():
         build = partial(stage.model, standalone_inputs(stage.name, config))
         return _forward(fake, build, forward, example)[0].peak_bytes
 
@@ -326,7 +325,7 @@ def measure_probe(name: str, probe: Probe) -> dict[str, Any]:
     refusing = refusing_reads(
         name, "its probe reads data", "let shapes alone decide what it computes"
     )
-    with refusing, FakeTensorMode() as fake, torch.no_grad():
+    with refusing, Fakes() as fake, torch.no_grad():
         memory, model, batch = _forward(fake, probe.build, lambda m, b: m(b), probe.batch)
         flops, shares = _flops(lambda: model(batch))
     parameters = list(model.parameters())
@@ -446,7 +445,7 @@ def _example(stage: Train, size: int) -> tuple[Batch, float]:
 
 
 def _forward(
-    fake: FakeTensorMode,
+    fake: Fakes,
     build: Callable[[], nn.Module],
     forward: Callable[[nn.Module, Batch], Any],
     example: Batch,
@@ -461,7 +460,7 @@ def _forward(
     return memory, model, batch
 
 
-def _fake(example: Batch, fake: FakeTensorMode, memory: LiveMemory) -> Batch:
+def _fake(example: Batch, fake: Fakes, memory: LiveMemory) -> Batch:
     batch = tree_map_only(Tensor, fake.from_tensor, example)
     memory.count(tree_leaves(batch))
     return batch

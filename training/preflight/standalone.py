@@ -14,6 +14,7 @@ A config.json, or its name on the Hugging Face Hub, is enough. The shapes and by
 import copy
 import inspect
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -207,10 +208,8 @@ class _Adapter(nn.Module):
     def __init__(self, base: nn.Module, inside: int, out: int, rank: int) -> None:
         super().__init__()
         self.base = base
-        self.down, self.up = (
-            nn.Linear(inside, rank, bias=False),
-            nn.Linear(rank, out, bias=False),
-        )
+        self.down = nn.Linear(inside, rank, bias=False)
+        self.up = nn.Linear(rank, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
@@ -298,6 +297,17 @@ class AdamW8bit(torch.optim.Optimizer):
                         state[f"{name}_scales"] = torch.zeros(numel // _OF_ONE_STATE)
                 with torch.no_grad():
                     parameter.add_(parameter.grad)
+
+
+# A copy of a parameter looks for its data, and goes on without.
+warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+
+
+class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors, also in a copy of a module: nn.TransformerEncoder copies its layer."""
+
+    def __deepcopy__(self, memo: Any) -> "Fakes":
+        return self
 
 
 # (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.
@@ -413,16 +423,13 @@ def load_function(target: str) -> _Make:
 
 
 def _checked(target: str, given: Any) -> tuple[Any, ...]:
-    if (
-        not isinstance(given, tuple)
-        or len(given) not in (2, 3)
-        or not isinstance(given[0], nn.Module)
-    ):
+    has_parts = isinstance(given, tuple) and len(given) in (2, 3)
+    if not has_parts or not isinstance(given[0], nn.Module):
         raise UserError(
             f"model {target!r} returns {type(given).__name__}; return (model, batch) or (model, "
             "batch, loss), where model is an nn.Module"
         )
-    return given
+    return given  # type: ignore[no-any-return]
 
 
 def _resized(given: tuple[Any, ...], size: int) -> tuple[Any, ...]:
@@ -460,7 +467,7 @@ class ModelStage(Train):
     def _made(self, size: int) -> tuple[Any, ...]:
         """Return the function's result, on fake tensors unless it reads numbers."""
         try:
-            with FakeTensorMode():
+            with Fakes():
                 return self._make(size)
         except _READS:
             return self._make(size)

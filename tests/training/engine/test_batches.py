@@ -2,17 +2,19 @@
 
 import hashlib
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.engine.batches import BatchPlan, CompiledShapes, Maker
+from training.engine.batches import BatchPlan, CompiledShapes, Maker, to_device
 from training.engine.job import TrainProxy
 from training.engine.step_log import _sample_digest
 from training.numerics import shuffled
@@ -205,3 +207,27 @@ def test_the_generator_is_seeded_for_every_sample_that_may_draw_from_it() -> Non
     assert drawn == drawn[:1] * 6
     assert len(set(drawn[0])) == 4
     assert not Maker(_Fixed(), 7)._draws
+
+
+@dataclass(frozen=True)
+class _Pair:
+    x: Tensor
+    name: str = "a"
+
+
+def test_a_batch_keeps_its_type_where_it_is_moved() -> None:
+    from transformers import BatchEncoding
+
+    class Own:
+        def to(self, device: torch.device) -> str:
+            return device.type
+
+    x = torch.ones(3, 2)
+    encoding = BatchEncoding({"x": x})
+    assert TinyTrain(config=TinyConfig(), name="a", width=2).weight(encoding) == 3
+    batch = {"text": encoding, "packed": pack_sequence([x[0], x[1, :1]]), "own": [Own()]}
+    moved = to_device({**batch, "pair": (_Pair(x), 1)}, torch.device("meta"))
+    assert moved["text"].x.is_meta
+    assert (moved["packed"].data.is_meta, moved["packed"].batch_sizes.is_meta) == (True, False)
+    assert moved["own"] == ["meta"]
+    assert (moved["pair"][0].x.is_meta, moved["pair"][0].name) == (True, "a")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.runs import Run
-from tests.training.tiny import TinyTrain
-from training.workload import Partial
+from tests.training.tiny import Rows, TinyTrain
+from training.workload import Inputs, Partial
 
 OPTIONS = [
     "--override=best_metric=accuracy",
@@ -45,3 +45,24 @@ def test_a_metric_that_is_not_finite_is_never_best(
 def test_the_first_metric_may_be_no_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     best = best_of(run, monkeypatch, math.nan, 0.1, 0.3, 0.2, 0.0, 0.0)
     assert best == {"first": 12}, "the second stage has but the one that is not a number"
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_only_a_stage_that_needs_validation_samples_fails_without(
+    every: int, run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    samples = TinyTrain.samples
+
+    def none(self: TinyTrain, i: Inputs, split: str) -> Rows:
+        rows = samples(self, i, split)
+        return rows if split == "train" else Rows(rows._x[:0])
+
+    monkeypatch.setattr(TinyTrain, "samples", none)
+    run.options = ["--override=epochs=1", f"--override=evaluate_every_epochs={every}"]
+    assert (run.attempt() == 0) is (every == 0)
+    said = "".join(capfd.readouterr())
+    if every:
+        assert "stage 'first' has no validation samples; add some" in said
+    else:
+        assert "nothing to evaluate: split 'validation' has no samples" in said
+        assert all(line["metrics"] == {} for line in run.lines("evaluation"))

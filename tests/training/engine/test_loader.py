@@ -45,12 +45,16 @@ from training.settings import LoaderWorkers
 )
 def test_batches_depend_neither_on_workers_nor_on_where_the_loader_begins(samples: Any) -> None:
     torch.set_num_threads(2)
+    state = torch.get_rng_state()
     try:
         alone, shared, late = loaded(samples, 0), loaded(samples, 3), loaded(samples, 1, first=4)
     finally:
         torch.set_num_threads(1)
     assert_same(alone, shared)
     assert_same(alone[4:], late)
+    assert torch.equal(state, torch.get_rng_state())
+    if type(samples) is Padded:
+        assert len({batch["mixed"][1] for batch in alone}) == 8, "each batch is mixed differently"
     if type(samples) is Stacked:
         sums = torch.cat([batch["sum"] for batch in alone])
         assert len(set(sums.tolist())) == 20, "each epoch is augmented differently"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from contract.errors import UserError
+from tests.training.tiny import Tiny, TinyTrain, tiny_config
 from training.cli.main import main
 from training.engine import stage_checks
 from training.workload import Loss, Partial, Samples, Start, Train
@@ -90,6 +91,28 @@ def test_fails_for_a_wrong_result(check: Any, given: tuple[Any, ...], says: str)
         check(STAGE, *given)
     assert says in str(error.value)
     assert str(error.value).startswith("stage 'classify'")
+
+
+def test_a_schedule_may_be_made_in_the_recipe() -> None:
+    class Scheduled(Tiny):
+        recipes = {"quick": lambda: tiny_config(schedule=lambda step, of: 1 - step / of)}  # type: ignore[assignment]  # noqa: RUF012
+
+    assert stage_checks.problems(Scheduled()) == []
+
+
+class Makes(TinyTrain):
+    make = None  # type: ignore[assignment]
+
+
+def test_a_stage_that_trains_may_have_any_attribute() -> None:
+    stage = Makes(config=tiny_config(), name="first", width=2)
+    assert not [*stage_checks._stages([stage])]
+
+
+@pytest.mark.parametrize("batch", [{"text": ["a", "b"]}, []])
+def test_fails_for_a_batch_without_a_tensor_to_count(batch: Any) -> None:
+    with pytest.raises(UserError, match="'classify': its batches have no tensor to count; add we"):
+        STAGE.weight(batch)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,23 @@ def test_the_peak_is_what_the_allocator_sees_of_the_real_step(size: int) -> None
     assert measured(size).peak_bytes == pytest.approx(peak, rel=0.03)
 
 
+class Copying(Linear):
+    """A model that copies a layer when it is made."""
+
+    def model(self, i: Inputs) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(IN, 4, 8, batch_first=True)
+        return nn.TransformerEncoder(layer, 2)
+
+    def example(self, size: int) -> Batch:
+        return torch.zeros(size, 2, IN)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_model_may_copy_its_layers() -> None:
+    layer = 4 * IN * IN + 2 * 8 * IN + 9 * IN + 8
+    assert measure(Copying()).parameters == 2 * layer
+
+
 def test_an_evaluation_keeps_no_activations_for_backward() -> None:
     stage = stage_of_trajectory()
     peak = in_fork(lambda: measure_evaluation(stage, laptop(), 64))
