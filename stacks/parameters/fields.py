@@ -6,7 +6,7 @@ docs/parameters.md is made from this table. StackParameters adds how they are re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from math import inf
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from contract.aws_limits import most
 from contract.notice import MAX_SECONDS
@@ -198,6 +198,9 @@ class ParameterFields:
     alarm: AlarmSettings
     review: ReviewAccess
     sweep: SweepQueue
+
+    if TYPE_CHECKING:
+        region: str  # of StackParameters
 
     @property
     def training(self) -> str:

@@ -7,7 +7,9 @@ and compared by shape here.
 
 import dis
 import math
+from collections import UserDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from training.engine.stage_checks import checked_order
 from training.numerics import derive_seeds, seed_torch
@@ -174,7 +177,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     # A class of the workload's may have a `to` that takes the device alone.
-    own, how = (Tensor, Mapping, tuple), {"non_blocking": True}
+    own, how = (Tensor, PackedSequence), {"non_blocking": True}
     return _mapped(batch, "to", lambda t: t.to(device, **how if isinstance(t, own) else {}))
 
 
@@ -185,6 +188,10 @@ def pinned(batch: Batch) -> Batch:
 
 def _mapped(batch: Batch, method: str, act: Callable[[Any], Any]) -> Batch:
     """Act on all that has the method. What moves itself, but does not pin, stays unpinned."""
+    if isinstance(batch, UserDict):  # Hugging Face's: their own `to` leaves what is nested
+        moved = copy(batch)
+        moved.data = {key: _mapped(value, method, act) for key, value in batch.items()}
+        return moved
     if hasattr(type(batch), method):
         return act(batch)
     if isinstance(batch, Mapping) and not hasattr(type(batch), "to"):
@@ -193,8 +200,11 @@ def _mapped(batch: Batch, method: str, act: Callable[[Any], Any]) -> Batch:
         parts = [_mapped(value, method, act) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if is_dataclass(batch) and not isinstance(batch, type):
-        own = {f.name: getattr(batch, f.name) for f in fields(batch) if f.init}
-        return replace(batch, **{n: _mapped(value, method, act) for n, value in own.items()})
+        own: Any = copy(batch)  # a __post_init__ has done its work
+        for field in fields(batch):
+            value = _mapped(getattr(batch, field.name), method, act)
+            object.__setattr__(own, field.name, value)
+        return own
     return batch
 
 

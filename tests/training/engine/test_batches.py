@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -214,6 +214,9 @@ class _Pair:
     x: Tensor
     name: str = "a"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name * 2)
+
 
 def test_a_batch_keeps_its_type_where_it_is_moved() -> None:
     from transformers import BatchEncoding
@@ -222,12 +225,19 @@ def test_a_batch_keeps_its_type_where_it_is_moved() -> None:
         def to(self, device: torch.device) -> str:
             return device.type
 
+    class Named(NamedTuple):
+        x: Tensor
+
+        def to(self, device: torch.device) -> str:
+            return device.type
+
     x = torch.ones(3, 2)
-    encoding = BatchEncoding({"x": x})
+    encoding = BatchEncoding({"x": x, "spans": [{"a": x}]})
     assert TinyTrain(config=TinyConfig(), name="a", width=2).weight(encoding) == 3
-    batch = {"text": encoding, "packed": pack_sequence([x[0], x[1, :1]]), "own": [Own()]}
+    batch = {"text": encoding, "packed": pack_sequence([x[0], x[1, :1]]), "own": [Own(), Named(x)]}
     moved = to_device({**batch, "pair": (_Pair(x), 1)}, torch.device("meta"))
-    assert moved["text"].x.is_meta
+    assert moved["text"].x.is_meta and moved["text"]["spans"][0]["a"].is_meta
+    assert not encoding.x.is_meta
     assert (moved["packed"].data.is_meta, moved["packed"].batch_sizes.is_meta) == (True, False)
-    assert moved["own"] == ["meta"]
-    assert (moved["pair"][0].x.is_meta, moved["pair"][0].name) == (True, "a")
+    assert moved["own"] == ["meta", "meta"]
+    assert (moved["pair"][0].x.is_meta, moved["pair"][0].name) == (True, "aa")
