@@ -4,8 +4,8 @@ Promises that nothing here is computed by a model unless it says so. Reads its C
 refresh.py calls AWS, and only on request. Uses no other room. Other packages use the names below.
 """
 
-from sizing.catalogue.prices import PRICE_REGION, Price, families_in, hourly_price, spot_price
-from sizing.catalogue.sizes import NOTED_IMAGE, InstanceType, alternates, find, instances
+from sizing.catalogue.prices import PRICE_REGION, Price, alternates, hourly_price, spot_price
+from sizing.catalogue.sizes import NOTED_IMAGE, InstanceType, find, instances
 
 __all__ = [
     "NOTED_IMAGE",
@@ -13,7 +13,6 @@ __all__ = [
     "InstanceType",
     "Price",
     "alternates",
-    "families_in",
     "find",
     "hourly_price",
     "instances",

@@ -13,11 +13,12 @@ from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Literal
+from typing import Any, Literal
 
 from contract.suggestion import suggest
 from sizing.catalogue.facts import facts
-from sizing.catalogue.sizes import find, instances
+from sizing.catalogue.sizes import InstanceType, find, instances
+from sizing.catalogue.sizes import alternates as of_families
 
 SNAPSHOT_FILE = Path(__file__).with_name("spot_snapshot.csv")
 _COLUMNS = ("InstanceType", "Price", "SpotPrice", "Region", "AvailabilityZone")
@@ -57,15 +58,6 @@ class PriceSnapshot:
 def snapshot() -> PriceSnapshot:
     """Return the snapshot that ships with the catalogue."""
     return read(SNAPSHOT_FILE)
-
-
-def families_in(region: str) -> frozenset[str] | None:
-    """Return the families that the snapshot has in a region; None if it does not cover it.
-
-    It lacks single sizes that are sold.
-    """
-    sold = {size.partition(".")[0] for size, place in snapshot().offers if place == region}
-    return frozenset(sold) or None
 
 
 def read(path: Path) -> PriceSnapshot:
@@ -304,3 +296,14 @@ def age_note(prices: Iterable[Price | None], today: date | None = None) -> str:
     )
     warning = " WARNING: old; python -m sizing catalogue --refresh asks AWS." if is_old else ""
     return f"Prices: {ages}.{warning}"
+
+
+def alternates(
+    size: str, *, region: str = PRICE_REGION, **options: Any
+) -> tuple[InstanceType, ...]:
+    """Return a size's alternates, as sizes.py has them, of families that the region sells.
+
+    The snapshot says which, where it covers the region; it lacks single sizes that are sold.
+    """
+    sold = {each.partition(".")[0] for each, place in snapshot().offers if place == region}
+    return of_families(size, families=sold or None, **options)

@@ -295,8 +295,7 @@ def _host(plan: Plan) -> list[tuple[str, str]]:
 
 def _alternates(plan: Plan) -> str:
     """Name the other sizes that the stack's fleet may start, with the highest price."""
-    families = catalogue.families_in(plan.request.prices.region)
-    others = catalogue.alternates(plan.request.size, families=families)
+    others = catalogue.alternates(plan.request.size, region=plan.request.prices.region)
     sizes = [other.size for other in others]
     if not sizes:
         return "none"

@@ -242,7 +242,7 @@ class ParameterFields:
             mix_gpus=self.mix_gpus,
             mix_gpu_counts=self.mix_gpu_counts,
             price_factor=self.alternates_price_factor,
-            families=catalogue.families_in(self.region),
+            region=self.region,
         )
         return (self.size, *(other.size for other in others))
 
