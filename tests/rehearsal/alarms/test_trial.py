@@ -127,7 +127,9 @@ def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
         read_alarms(changed)
 
 
-@pytest.mark.parametrize("has_plan", [True, False], ids=["workload", "program"])
+@pytest.mark.parametrize(
+    "has_plan", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["workload", "program"]
+)
 def test_the_command_prints_the_table_and_succeeds_when_every_alarm_passes(
     has_plan: bool, template: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def test_what_is_logged_at_step_0_by_one_that_has_resumed_is_no_new_start(run: P
     assert [entry.program_step for entry in run.head.checkpoints] == [40, 80]
 
 
-@pytest.mark.parametrize("name", ["loss", "train_loss_step", "rollout/ep_rew_mean"])
+@pytest.mark.parametrize("name", ["loss", "train_loss_step"])
 def test_one_that_starts_over_is_told_of_whatever_its_metric_is_called(
     run: ProgramRun, name: str
 ) -> None:

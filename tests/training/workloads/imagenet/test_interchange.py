@@ -150,6 +150,7 @@ def test_only_what_a_library_knows_is_written_as_its_own() -> None:
     assert [*TrainClassifier(config=blurred).formats()] == ["torch.export"]
 
 
+@pytest.mark.slow
 def test_a_program_of_a_model_for_one_size_of_images_is_made_with_it(tmp_path: Path) -> None:
     stage = stage_of(5, "timm/vit_tiny_patch16_224")
     ours = Classifier(stage.config.architecture, 5, blur_pool=False)

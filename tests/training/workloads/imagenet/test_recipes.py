@@ -191,7 +191,9 @@ def test_an_architecture_is_refused_before_a_run(architecture: str, says: str) -
     assert TrainClassifier(config=_laptop()).refusals({"classes": ["one"] * 8}) == []
 
 
-@pytest.mark.parametrize("name", ["regnet_y_400mf", "timm/vit_tiny_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["regnet_y_400mf", pytest.param("timm/vit_tiny_patch16_224", marks=pytest.mark.slow)]
+)
 def test_an_architecture_that_reads_values_while_it_is_built_is_measured(name: str) -> None:
     """RegNets count their widths, and timm's transformers the shares of paths they drop."""
     config = replace(_full(), architecture=name)

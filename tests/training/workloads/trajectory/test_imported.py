@@ -162,6 +162,7 @@ def test_a_run_trains_on_them_and_evaluates(
     assert "the dataset has other classes than the model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_names_of_classes_may_have_commas(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
