@@ -305,5 +305,11 @@ def alternates(
 
     The snapshot says which, where it covers the region; it lacks single sizes that are sold.
     """
+    sold = _families_in(region)
+    return of_families(size, families=sold and sold | {find(size).family}, **options)
+
+
+@cache
+def _families_in(region: str) -> frozenset[str] | None:
     sold = {each.partition(".")[0] for each, place in snapshot().offers if place == region}
-    return of_families(size, families=sold or None, **options)
+    return frozenset(sold) or None

@@ -166,7 +166,7 @@ def alternates(
 
     On these sizes a run stays the same bit for bit. `mix_gpus` gives that up for more pools: any
     model with at least the memory. `mix_gpu_counts` keeps it: up to 4 sizes of each of RANKS,
-    with memory and price compared per GPU. `families` are those that the region sells, if known.
+    with memory and price compared per GPU. `families` are those that they may be of.
     """
     wanted = find(size)
     counts = dict.fromkeys((wanted.num_gpus, *(RANKS if mix_gpu_counts else ())))
@@ -179,7 +179,7 @@ def alternates(
             for other in trainable_by_price()
             if other.size != wanted.size
             and (not other.needs_own_image or other.family == wanted.family)
-            and (families is None or other.family in {*families, wanted.family})
+            and (families is None or other.family in families)
             and (other.on_demand_usd_per_hour or 0.0) <= most
             and (mix_gpus or other.has_same_gpu(wanted))
             and other.num_gpus == count
