@@ -116,8 +116,9 @@ def _over_budget(tick: Tick) -> Reason | None:
 
 def _barren(tick: Tick) -> Reason | None:
     settings, barren = tick.settings, tick.ledger.barren_attempts()
-    # Without the head, what they have committed since is not known.
-    if tick.head is None or not tick.is_read or len(barren) < settings.max_barren_attempts:
+    # Without the head, what they have committed since is not known: wait until S3 answers.
+    is_unknown = tick.head is None or not tick.is_read
+    if (is_unknown and not tick.is_refused) or len(barren) < settings.max_barren_attempts:
         return None
     if tick.ledger.is_barren_on_spot(settings):
         return None
@@ -126,11 +127,17 @@ def _barren(tick: Tick) -> Reason | None:
     for name, each in barren.items():
         message = each.said[:MAX_REPORT_CHARACTERS] or "no event machine-failed"
         senders.setdefault(message, []).append(_named(name, each))
+    advice = "Fix what they report first."
+    if tick.is_refused:
+        advice = (
+            f"S3 refuses the Guard, and perhaps the machines, what is below {settings.run_uri}: "
+        )
+        advice += "look at the bucket's name and policy, and at the policy of the key."
+    elif "Client.InternalError" in "".join(senders):
+        advice = EBS_KEY
     return Reason(
         sentence=f"{len(barren)} attempts in a row committed nothing",
-        advice=EBS_KEY
-        if "Client.InternalError" in "".join(senders)
-        else "Fix what they report first.",
+        advice=advice,
         reports=tuple(f"{', '.join(names)}: {message}" for message, names in senders.items()),
     )
 

@@ -17,6 +17,8 @@ from stacks.guard.settings import GuardSettings
 DONE_STATES = frozenset(["finished", "failed"])
 # The longest that a call takes (the function's timeout): until then it sends its own notes.
 CALL_SECONDS = 180.0
+# What S3 answers until somebody changes a policy, a key or a bucket's name.
+LASTING = ("(AccessDenied)", "(NoSuchBucket)", "(KMS.DisabledException)", "(KMS.NotFoundException)")
 T = TypeVar("T")
 
 
@@ -88,6 +90,13 @@ class Tick:
             self.is_headless = any(ran) or bool(saved)
         if settings.budget_name and self.is_read:
             self.budget = self.known("budget", self._charge)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether S3 has refused the head for a reason that does not pass by itself."""
+        return any(
+            each.startswith("head: ") and code in each for each in self.failed for code in LASTING
+        )
 
     @property
     def is_kept(self) -> bool:

@@ -200,6 +200,9 @@ class _Caller:
             elif is_hit and trouble.how == "outage":
                 sleep(self.connect_seconds)
                 raise ConnectTimeoutError(endpoint_url=ENDPOINT)
+            elif trouble.how == "denied":
+                sleep(seconds)
+                raise error("AccessDenied", operation, 403)
             elif is_hit and trouble.how == "throttle":
                 sleep(seconds)
                 raise error("SlowDown", operation, 503)

@@ -107,6 +107,10 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(_at(0.5, "s3", how="lost", whose="machines", seconds=300.0)),
         ("a lost answer is a lost lease",),
     ),
+    "a policy that denies the bucket to all": (
+        _plan(_at(0.5, "s3", how="denied", whose="all", seconds=3 * HOUR)),
+        ("a bucket that refuses is waited for",),
+    ),
     "takebacks in short order": (
         _plan(*(_at(0.05 + 0.12 * n, "takeback", seconds=120.0) for n in range(6))),
         ("takebacks counted as barren",),

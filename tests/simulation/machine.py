@@ -211,7 +211,12 @@ class Host(Ends):
         world, life = self.world, self.world.plan.life
         CLOCK.start(self.process, self._send_events)
         slow = world.slow_boots.pop(0) if world.slow_boots else 0.0
-        sleep(life.boot / 2 + slow)
+        before = life.boot / 2 + slow
+        sleep(min(MINUTE, before))
+        if world.is_denied:  # the step run-state
+            self._terminate_self()
+            return
+        sleep(max(before - MINUTE, 0.0))
         self.leave_event("boot-run-env", "ok")
         CLOCK.start(self.process, self._watch_metadata)
         if world.dead_boots:

@@ -23,7 +23,7 @@ Kind = Literal[
 MARKET = ("takeback", "power off", "no capacity", "price", "rebalance", "guard twice")
 # How many times longer a slow rank's steps take.
 SLOWEST = 2.5
-Trouble = Literal["outage", "throttle", "slow", "lost"]
+Trouble = Literal["outage", "throttle", "slow", "lost", "denied"]
 DAY = 24 * HOUR
 
 
@@ -200,7 +200,8 @@ def draw(seed: int, fleet: Literal["spot", "asg"] | None = None) -> Plan:
     plan = _with_other_run(random.Random(f"{seed}-other-run"), plan)
     plan = _with_divergence(random.Random(f"{seed}-diverge"), plan)
     plan = _with_program(random.Random(f"{seed}-program"), plan)
-    return _with_long_waits(random.Random(f"{seed}-long"), plan)
+    plan = _with_long_waits(random.Random(f"{seed}-long"), plan)
+    return _with_denial(random.Random(f"{seed}-denial"), plan)
 
 
 def _with_deploys(luck: random.Random, plan: Plan) -> Plan:
@@ -342,6 +343,16 @@ def _with_long_waits(luck: random.Random, plan: Plan) -> Plan:
         return replace(plan, life=replace(plan.life, boot=_log(luck, HOUR, 3 * HOUR)))
     outage = Happening(at=at, what="s3", how="outage", whose="all", seconds=seconds)
     happenings = sorted([*plan.happenings, outage], key=lambda each: each.at)
+    return replace(plan, happenings=tuple(happenings))
+
+
+def _with_denial(luck: random.Random, plan: Plan) -> Plan:
+    """Let a policy deny a twentieth of the lives their bucket, for up to a day."""
+    if luck.random() >= 1 / 20:
+        return plan
+    at, seconds = luck.uniform(0, plan.work_seconds), _log(luck, 0.5 * HOUR, 24 * HOUR)
+    denial = Happening(at=at, what="s3", how="denied", whose="all", seconds=seconds)
+    happenings = sorted([*plan.happenings, denial], key=lambda each: each.at)
     return replace(plan, happenings=tuple(happenings))
 
 

@@ -186,6 +186,11 @@ class Promised(World):
         return found is not None and found.how == "outage" and found.share == 1.0
 
     @property
+    def is_denied(self) -> bool:
+        found = self.trouble("")
+        return found is not None and found.how == "denied"
+
+    @property
     def head_now(self) -> dict[str, Any]:
         found = self.bucket.found(self.prefix + HEAD)
         return json.loads(found.data) if found and found.data else {}
@@ -283,6 +288,8 @@ class Promised(World):
             self.idle = 0.0
         if not live:
             return
+        if self.is_denied:
+            self._judge_denied()
         ended = max(self.ended_at, self.deployed_at)
         if (
             self.ended_at
@@ -296,6 +303,14 @@ class Promised(World):
             since = max(idles, self.guard_off_until)
             if CLOCK.now - since > HOUR and CLOCK.now - max(since, self._guard_blind_until) > HOUR:
                 self.breaks("no machine is paid for nothing", f"{one.id} has nothing to do")
+
+    def _judge_denied(self) -> None:
+        """Machines that can do nothing are not replaced for ever: EC2 lists them for an hour."""
+        since = max(CLOCK.now - 50 * MINUTE, self.guard_off_until)
+        since = max([since, *(when for when, _ in self.stops)])
+        ended = [m for m in self.machines if m.launched > since and m.why.startswith("Client.User")]
+        if len(ended) > 8 + self.facts["guard call fails"] and not self.guard_version:
+            self.breaks("a fleet that S3 refuses is stopped", f"{len(ended)} have ended themselves")
 
     def _judge_hung(self, machine: Machine, *, is_alone: bool) -> None:
         """A machine that hangs is ended after the Guard's patience, unless another one trains."""
