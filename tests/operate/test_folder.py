@@ -468,17 +468,31 @@ def test_a_stop_waits_until_a_machine_that_shuts_down_has_saved(
     assert said.startswith("is stopped, saved at" if saves else "is stopped, but ended before it")
 
 
-@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize(("is_live", "capacity"), [(True, 1), (True, 0), (False, 0)])
 def test_the_fleet_of_a_run_that_has_ended_can_be_stopped_while_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool, capacity: int
 ) -> None:
+    """One at zero may still have a machine on demand, to which no notice comes."""
     run = _stack_run(tmp_path, monkeypatch, "failed")
-    monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=is_live, is_gone=False))
+    seen = replace(_seen(run, is_live=is_live, is_gone=False), capacity=capacity)
+    monkeypatch.setattr(control, "look", lambda _: seen)
     if is_live:
         assert control.stop(run, "")["done"].endswith("at step 0: its fleet is at zero now")
         return
     with pytest.raises(UserError, match="failed already"):
         control.stop(run, "")
+
+
+def test_a_new_fleet_is_stopped_before_its_first_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its capacity is none yet, and the Guard would request one."""
+    run, calls = _stack_run(tmp_path, monkeypatch, "released"), list[Any]()
+    monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=False, is_gone=True))
+    monkeypatch.setattr(SpotFleet, "is_new", lambda _: True)
+    monkeypatch.setattr(SpotFleet, "send_to_zero", lambda fleet: calls.append(fleet))
+    control.stop(run, "")
+    assert len(calls) == 1
 
 
 def test_fails_for_a_download_of_what_is_no_result(
@@ -554,6 +568,9 @@ def test_a_run_that_finishes_meanwhile_is_downloaded_whole(
     monkeypatch.setattr("operate.download.OpenRun", types.SimpleNamespace(at=finish))
     assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/final/model/b").read_text() == "b"
+    (tmp_path / "out/final/model/b").write_text("mine")
+    assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert (tmp_path / "out/final/model/b").read_text() == "mine"
 
 
 def test_a_stop_during_a_deploy_is_not_called_one(

@@ -1,20 +1,28 @@
-"""Which run or sweep is meant, where an account has two of a name."""
+"""Which run or sweep is meant, where an account has two of a name; a run's status."""
 
+import json
 import re
+import time
 import types
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import pytest
 
 from contract.errors import UserError
 from contract.stack_names import DESCRIPTIONS
+from operate import control
 from operate.runs import OperatedRun, find_run
-from operate.status import look
+from operate.status import Sight, look, read_status
 from operate.sweeps import find_operated_sweep
+from stacks.guard.fleet import ON_DEMAND, SpotFleet, StackInstance
+from stacks.guard.ledger import Ledger
+from stacks.guard.settings import Forecast, GuardSettings
 from tests.page_policies import DOCS, policy
 from tests.stack_names import named
-from training.durable import SweptRuns
+from training.durable import Head, SweptRuns
 
 
 class _Stacks:
@@ -73,6 +81,73 @@ def test_which_of_two_sweeps_of_a_name_is_meant_must_be_said(
     )
     with pytest.raises(UserError, match=r"which sweep is rates.* s3://a/sweeps/rates, s3://b/"):
         find_operated_sweep("rates")
+
+
+def test_a_status_is_of_the_runs_own_machines_and_of_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecast = Forecast(
+        stages={"head": 7200.0}, restart_seconds=1000.0, save_seconds=1.0, interval_seconds=60.0
+    )
+    given = {"STACK_NAME": "T", "FLEET_PARAMETER": "/T/fleet-id", "RUN_BUCKET": "runs",
+             "RUN_PREFIX": "runs/mine", "TOPIC_ARN": "t", "MAX_BILLED_HOURS": "72", "MAX_USD": "9",
+             "MAX_WAIT_HOURS": "0", "HEARTBEAT_TIMEOUT_SECONDS": "3600", "NOTICE_SECONDS": "120",
+             "MAX_BARREN_ATTEMPTS": "3", "STORAGE_USD_PER_HOUR": "0.05",
+             "USD_PER_HOUR": '{"g5.xlarge": {"spot": 0.5, "on-demand": 1.0}}'}  # fmt: skip
+
+    class Run(OperatedRun):
+        folder = None
+        settings: Any = replace(GuardSettings.from_environment(given), forecast=forecast)
+
+    run = Run(uri=f"{tmp_path}/mine", stack="T", outputs={"FleetIdOutput": "sfr-1"})
+    now = time.time()
+    machines = [
+        StackInstance(
+            id=f"i-{run_id}", run_id=run_id, fleet_id="sfr-1", size="g5.xlarge", market=ON_DEMAND,
+            launched=now - seconds, is_live=True,
+        )
+        for run_id, seconds in (("mine", 3600.0), ("before", 36_000.0))
+    ]  # fmt: skip
+    monkeypatch.setattr("operate.status.instances_of_stack", lambda _: machines)
+    monkeypatch.setattr("operate.status.spot_prices", lambda _: {})
+    monkeypatch.setattr(SpotFleet, "read_capacity", lambda _: (1, 1))
+    head = {"format": 1, "run_id": "mine", "generation": 1, "writer": "i-mine", "nonce": "a",
+            "state": "running", "checkpoints": []}  # fmt: skip
+    run.store.put("head.json", json.dumps(head).encode())
+    when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now - 200))
+    run.store.put(f"events/{when}.000000Z-i-mine-committed.json", b"{}")
+    found = read_status(run)
+    assert (found["state"], found["machine"], found["usd_limit"]) == ("running", "i-mine", 9)
+    # Since the last commit, 200 of its 7,200 seconds are done; no other machine has to start.
+    assert found["seconds_left"] == pytest.approx(7000, abs=30)
+    assert found["usd_to_come"] == pytest.approx(1.05 * 7000 / 3600, abs=0.02)
+    assert found["usd_spent"] == pytest.approx(1.05, abs=0.02)
+
+
+def test_a_run_in_a_folder_is_silent_without_a_heartbeat_for_two_minutes(tmp_path: Path) -> None:
+    head = types.SimpleNamespace(state="running", is_ended=False)
+    (tmp_path / "head.json").touch()
+    now, run = time.time(), OperatedRun(uri=str(tmp_path))
+    for seconds, state in ((60, "running"), (150, "silent")):
+        sight = Sight(run=run, now=now + seconds, head=cast(Head, head), ledger=Ledger())
+        assert sight.state == state
+
+
+def test_a_stop_signals_the_process_that_started_the_ranks_and_not_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[int]()
+    info = {"cmdline": ["python", "-m", "training", "run", f"--run-uri={tmp_path}"], "cwd": "/"}
+    processes = [
+        types.SimpleNamespace(
+            pid=pid, info={**info, "ppid": ppid}, terminate=lambda pid=pid: ended.append(pid)
+        )
+        for pid, ppid in ((7, 1), (8, 7), (9, 7))
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: processes)
+    monkeypatch.setattr(psutil, "wait_procs", lambda _: None)
+    control.stop_process(tmp_path)
+    assert ended == [7]
 
 
 def test_the_operators_policy_acts_on_machines_of_the_stack_alone() -> None:

@@ -70,6 +70,8 @@ def test_a_run_whose_job_is_over_does_not_run(
 ) -> None:
     rows = _runs(batch, "status", capsys)
     assert [row["state"] for row in rows] == ["interrupted", "running", "queued"]
+    batch.record({"epochs-1": ["a", "b"], "epochs-2": ["b"]})
+    assert _runs(batch, "status", capsys)[0]["state"] == "running", "its newest job"
 
 
 def test_a_total_is_the_least_where_a_cost_is_not_known(

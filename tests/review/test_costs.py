@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
-from review.assembly import Side
+import pytest
+
+from review.assembly import Side, StackSide
 from review.comment import write_comment
+from review.costs import idle_usd_per_month
 from review.verdict import Review, judge
 from sizing.catalogue import hourly_price, spot_price
 from tests.review.conftest import changed, cost
@@ -65,6 +69,31 @@ def test_a_fleet_without_spot_shows_what_it_costs(review_of: Callable[..., Revie
     review = review_of(on_demand_base=1)
     assert cost(review, "as the fleet buys it") == ("0.6312", "1.2499")
     assert "| an hour as the fleet buys it, $ | 0.6312 | 1.2499 | +98.0% |" in write_comment(review)
+
+
+STAT = {"MetricStat": {"Period": 300}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "usd"),
+    [
+        ("CloudWatch::Alarm", {"Period": 60}, 0.1),
+        ("CloudWatch::Alarm", {"Period": 10}, 0.3),
+        ("CloudWatch::Alarm", {"Metrics": [STAT, STAT, {"Expression": "a + b"}]}, 0.2),
+        ("EC2::NatGateway", {}, 32.85),
+        ("EC2::VPCEndpoint", {"VpcEndpointType": "Interface", "SubnetIds": ["a", "b"]}, 14.6),
+        ("EC2::VPCEndpoint", {"VpcEndpointType": "Gateway"}, 0.0),
+        ("EC2::Volume", {"Size": 100, "Iops": 4000}, 13.0),
+        # 4,380 calls of two seconds.
+        ("Lambda::Function", {"MemorySize": 256}, 0.03),
+    ],
+)
+def test_an_idle_month_has_the_price_of_each_resource(
+    kind: str, properties: dict[str, Any], usd: float
+) -> None:
+    resources = {"It": {"Type": f"AWS::{kind}", "Properties": properties}}
+    side = Side(name="it", stacks={"It": StackSide(template={"Resources": resources})})
+    assert idle_usd_per_month(side).get(kind, 0.0) == pytest.approx(usd, abs=1e-3)
 
 
 def test_a_deadline_shows_what_it_costs(base: Side) -> None:

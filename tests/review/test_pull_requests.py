@@ -147,6 +147,10 @@ CASES = {
         edit=at(LAUNCH, "", f"{DATA}.BlockDeviceMappings.*.Ebs.DeleteOnTermination", False),
         kind="run", says="leaves its volume /dev/sda1 behind",
     ),
+    "volume kept by default": Case(
+        edit=at(LAUNCH, "", f"{DATA}.BlockDeviceMappings.*.Ebs.DeleteOnTermination"),
+        kind="run", says="leaves its volume /dev/sdf behind",
+    ),
     "unversioned": Case(
         edit=at("S3::Bucket", RUNS, "VersioningConfiguration"),
         kind="loss", says="versioning is suspended", accept="", stack=DATASET,
@@ -285,6 +289,11 @@ CASES = {
                 rule(Transitions=[{"StorageClass": "GLACIER", "TransitionInDays": 30}])),
         kind="loss", says="moves current objects to GLACIER", accept="", stack=DATASET,
     ),
+    "frozen deep": Case(
+        edit=at("S3::Bucket", "DatasetBucket", LIFECYCLE,
+                rule(Transitions=[{"StorageClass": "DEEP_ARCHIVE", "TransitionInDays": 30}])),
+        kind="loss", says="moves current objects to DEEP_ARCHIVE", accept="", stack=DATASET,
+    ),
     "shorter artifacts": Case(
         edit=at("S3::Bucket", RUNS, LIFECYCLE,
                 lambda old: [{**each, "ExpirationInDays": 1} if "ExpirationInDays" in each else each
@@ -324,6 +333,26 @@ def assert_it_says_so(review: Review, kind: str, says: str, accept: str | None) 
 def test_a_change_is_told_by_its_row_and_in_the_headline(base: Side, case: Case) -> None:
     review = judge(base, edited(base, case.edit, case.stack), [])
     assert_it_says_so(review, case.kind, case.says, case.accept)
+
+
+def test_a_rule_that_gets_enabled_deletes_as_a_new_one_does(base: Side) -> None:
+    off, on = (
+        edited(
+            base, at("S3::Bucket", RUNS, LIFECYCLE, rule(Status=each, ExpirationInDays=30)), DATASET
+        )
+        for each in ("Disabled", "Enabled")
+    )
+    assert_it_says_so(judge(off, on, []), "loss", "deletes current objects under every key", "")
+
+
+KEPT = ("S3::Bucket", "KMS::Key", "Logs::LogGroup", "EC2::Volume", "EFS::FileSystem",
+        "FSx::FileSystem", "DynamoDB::Table", "SecretsManager::Secret")  # fmt: skip
+
+
+def test_what_cannot_be_made_again_is_a_loss_of_whatever_kind(base: Side) -> None:
+    more = {each.replace(":", ""): {"Type": f"AWS::{each}", "Properties": {}} for each in KEPT}
+    review = judge(edited(base, lambda resources: resources.update(more)), base, [])
+    assert {each.path for each in review.of("loss")} == {*more}
 
 
 def test_fails_without_termination_protection(base: Side) -> None:

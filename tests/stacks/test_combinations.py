@@ -85,6 +85,8 @@ def _check(synthesize: Synthesize, size: str, options: dict[str, str]) -> None:
     fleet = only(templates["TrainingStack"], "AWS::EC2::SpotFleet")
     config = fleet["SpotFleetRequestConfigData"]
     assert config["OnDemandTargetCapacity"] == int(options["on_demand_base"])
+    guard = only(templates["TrainingStack"], "AWS::Lambda::Function")["Environment"]["Variables"]
+    assert guard["ON_DEMAND_BASE"] == options["on_demand_base"]
     sizes = {each["InstanceType"] for each in config["LaunchTemplateConfigs"][0]["Overrides"]}
     assert size in sizes
     assert {catalogue.find(each).gpu for each in sizes} == {catalogue.find(size).gpu}
@@ -169,6 +171,8 @@ def _check_buckets(templates: Any, *, has_key: bool) -> None:
             # S3 delivers access logs into buckets with its own encryption only.
             is_own = has_key and not name.startswith("AccessLogs")
             assert algorithm == ("aws:kms" if is_own else "AES256"), name
+            # Else each object is a call to KMS, which is billed.
+            assert rule.get("BucketKeyEnabled", False) == is_own, name
         elif resource["Type"] == "AWS::S3::BucketPolicy":
             denied = [
                 each["Condition"]

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.stack_names import NEW_GROUP, ON_DEMAND_GROUP
+from stacks.fleet import KINDS
 from stacks.parameters import StackParameters
 from tests.stack_names import TRAINING
 from tests.stacks.templates import every, only
@@ -50,6 +52,8 @@ def test_the_fleet_replaces_what_it_loses(request_config: Any) -> None:
     assert request_config["AllocationStrategy"] == "priceCapacityOptimized"
     assert request_config["ReplaceUnhealthyInstances"] is True
     assert request_config["InstanceInterruptionBehavior"] == "terminate"
+    # Else a fleet that is set to zero keeps its machine, which is billed.
+    assert request_config["ExcessCapacityTerminationPolicy"] == "default"
     assert (request_config["TargetCapacity"], request_config["OnDemandTargetCapacity"]) == (1, 0)
     assert "SpotPrice" not in request_config
 
@@ -122,6 +126,8 @@ def test_the_fleets_role_outlives_its_instances(templates: dict[str, Any]) -> No
     role = fleet["Properties"]["SpotFleetRequestConfigData"]["IamFleetRole"]["Fn::GetAtt"][0]
     # EC2 deletes no group of an instance, and CloudFormation no role before what depends on it.
     assert role in group["DependsOn"]
+    # Nor the machine's own role, with which it saves while it shuts down.
+    assert any(each.startswith("InstanceRole") for each in group["DependsOn"])
 
 
 def test_the_fleets_id_is_published_after_the_fleet(templates: dict[str, Any]) -> None:
@@ -158,6 +164,10 @@ def test_a_group_of_each_market_has_the_same_pools_and_at_most_one_machine(
         assert (distribution["OnDemandBaseCapacity"], distribution[percent]) == (0, share)
         assert distribution["SpotAllocationStrategy"] == "price-capacity-optimized"
         assert len(group["VPCZoneIdentifier"]) == 2
+        (collected,) = group["MetricsCollection"]
+        # Of which FleetBelowTarget is made.
+        names = {"GroupDesiredCapacity", "GroupInServiceInstances", "GroupMinSize"}
+        assert names == set(collected["Metrics"])
         tags = {each["Key"]: (each["Value"], each["PropagateAtLaunch"]) for each in group["Tags"]}
         assert tags == {"Stack": (TRAINING, True), "RunId": ("run-1", True)}
 
@@ -191,6 +201,23 @@ def test_groups_need_no_role_and_an_event_starts_them(synthesize: Callable[..., 
     for each in resources.values():
         if each["Type"] == GROUP:
             assert "UpdatePolicy" not in each
+
+
+@pytest.mark.parametrize(
+    ("message", "is_a_persons"),
+    [
+        ("You have requested more vCPU capacity than your current vCPU limit of 0 allows", True),
+        ("Max spot instance count exceeded. Launching EC2 instance failed.", True),
+        ("You are not authorized to perform this operation.", True),
+        ("Client.InternalError: Client error on launch", True),
+        ("The security group 'sg-1' does not exist", True),
+        ("Invalid IAM Instance Profile ARN", True),
+        ("There is no Spot capacity available that matches your request.", False),
+    ],
+)
+def test_what_only_a_person_can_fix_is_a_fault_of_a_group(message: str, is_a_persons: bool) -> None:
+    wanted = KINDS["asg"].fault["detail"]["StatusMessage"]
+    assert any(fnmatchcase(message, each["wildcard"]) for each in wanted) == is_a_persons
 
 
 def test_zones_and_sizes_follow_the_context(synthesize: Callable[..., Any]) -> None:

@@ -1,14 +1,22 @@
 """The plan at synth: reported, written, and in the way of what cannot work."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Annotations, Match
 
+from stacks.guard.construct import _forecast
 from stacks.parameters import StackParameters
-from stacks.plan_at_synth import annotate, epoch_seconds, least_busy_percent, prediction
+from stacks.plan_at_synth import (
+    _accepted,
+    annotate,
+    epoch_seconds,
+    least_busy_percent,
+    prediction,
+)
 
 RATE = {"root_volume.initialization_mib_per_second": "300"}
 INTERVAL = {"train.checkpoint_interval": "600s"}
@@ -127,9 +135,15 @@ def test_an_unmeasured_workload_says_how_to_measure_it(stack: Stack) -> None:
 
 def test_the_stacks_own_settings_are_planned_with() -> None:
     parameters = StackParameters.for_size(
-        "g5.xlarge", overrides="micro_batch=8", zones="us-east-1a", **INTERVAL
-    )
+        "g5.xlarge", overrides="micro_batch=8", zones="us-east-1a", **INTERVAL, **RATE,
+        on_demand_base=1, notice_budget_seconds=60,
+    )  # fmt: skip
     request = parameters.plans[0].request
+    assert (request.on_demand, request.notice_seconds) == (True, 60)
+    assert request.root_initialization_mib_per_second == 300
+    # Nothing interrupts it.
+    assert _accepted(parameters) == ("spot", "notice")
+    assert _accepted(replace(parameters, on_demand_base=0)) == ()
     assert (request.micro_batch, request.checkpoint_interval) == (8, "600s")
     assert request.pools == len(parameters.sizes)
     assert request.volume_mib_per_second == parameters.data_volume.mib_per_second
@@ -198,6 +212,23 @@ def test_fails_for_limits_that_the_planned_run_cannot_keep(
     annotate(stack, StackParameters.for_size("g5.xlarge", accept="deadline,budget", **limit))
     # On demand is not part of a run that another override makes shorter.
     annotate(stack, StackParameters.for_size("g5.xlarge", overrides="epochs=1", **limit))
+
+
+def test_the_guard_decides_by_the_plan_with_a_margin() -> None:
+    head = {"stage": "head", "seconds": 100.0, "step_seconds": 1.0, "step_seconds_p90": 2.0}
+    plan = {
+        "stages": [head, {**head, "stage": "fast", "step_seconds_p90": 0.5}],
+        "restart_seconds": 100.0,
+        "checkpoint_seconds": 3.0,
+        "checkpoint_interval_seconds": 60.0,
+    }
+    assert _forecast(plan) == {
+        "stages": {"head": 100.0, "fast": 100.0},
+        "slow_stages": {"head": 200.0, "fast": 100.0},
+        "restart_seconds": 150.0,
+        "save_seconds": 3.0,
+        "interval_seconds": 60.0,
+    }
 
 
 def test_the_run_takes_its_prediction_along(stack: Stack) -> None:

@@ -316,6 +316,36 @@ def test_the_guard_keeps_its_own_budget_and_no_other(
     }
 
 
+def test_the_guard_counts_what_a_machine_costs_and_is_never_late(
+    only: Callable[[str], Any],
+) -> None:
+    given = only("AWS::Lambda::Function")["Environment"]["Variables"]
+    # 300 GiB of gp3 for a month, and an address.
+    assert float(given["STORAGE_USD_PER_HOUR"]) == pytest.approx(300 * 0.08 / 730 + 0.005, abs=1e-6)
+    # The clock's ten minutes, and a minute in which a schedule may fire.
+    assert (given["CALL_EVERY_SECONDS"], given["MAX_WAIT_HOURS"]) == ("660", "24")
+
+
+def test_each_role_writes_and_deletes_what_is_its_own_alone(resources: dict[str, Any]) -> None:
+    changed = {
+        (role, action.removeprefix("s3:"), _spelled(resource))
+        for role, s in _statements(resources)
+        if s["Effect"] == "Allow"
+        for action in _listed(s["Action"])
+        if action in ("s3:PutObject", "s3:DeleteObject")
+        for resource in _listed(s["Resource"])
+    }
+    own = "<RunBucket>/runs/run-1"
+    assert changed == {
+        ("InstanceRole", "PutObject", f"{own}/*"),
+        ("InstanceRole", "DeleteObject", f"{own}/*"),
+        ("InstanceRole", "PutObject", "<RunBucket>/artifacts/*"),
+        ("GuardRole", "PutObject", f"{own}/guard.json"),
+        ("GuardRole", "PutObject", f"{own}/events/*"),
+        ("GuardRole", "PutObject", "<RunBucket>/spot.json"),
+    }
+
+
 def test_no_instance_may_write_what_the_guard_counts(resources: dict[str, Any]) -> None:
     denied = [(role, s) for role, s in _statements(resources) if s["Effect"] == "Deny"]
     ((role, statement),) = denied

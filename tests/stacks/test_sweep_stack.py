@@ -94,7 +94,8 @@ def test_the_queue_has_its_limit_and_its_shares(template: dict[str, Any]) -> Non
         "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
         "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE",
     }
-    assert {each["Action"] for each in actions} == {"TERMINATE"}
+    # After a day: the least, ten minutes, would end a sweep that waits for capacity.
+    assert {(each["Action"], each["MaxTimeSeconds"]) for each in actions} == {("TERMINATE", 86_400)}
 
 
 def test_a_job_writes_below_sweeps_alone(template: dict[str, Any]) -> None:
@@ -109,6 +110,7 @@ def test_a_job_writes_below_sweeps_alone(template: dict[str, Any]) -> None:
     }
     written = statements["WriteSweeps"]
     assert written["Resource"]["Fn::Join"][1][-1] == "/sweeps/*"
+    assert sorted(statements["Key"]["Action"]) == ["kms:Decrypt", "kms:GenerateDataKey"]
     others = [sid for sid, each in statements.items() if "s3:PutObject" in each["Action"]]
     assert others == ["WriteSweeps"]
     # A job may begin with any run's weights (init-from).
@@ -151,6 +153,7 @@ def test_its_faults_reach_people_and_raise_alarms(template: dict[str, Any]) -> N
         (dimension,) = alarm["Dimensions"]
         assert dimension["Name"] == "RuleName" and dimension["Value"]["Ref"] in rules
         assert alarm["AlarmActions"] and alarm["TreatMissingData"] == "notBreaching"
+        assert alarm["ComparisonOperator"] == "GreaterThanOrEqualToThreshold"
 
 
 def test_cfn_lint_finds_nothing(template: dict[str, Any]) -> None:

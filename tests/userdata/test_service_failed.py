@@ -238,6 +238,10 @@ def test_a_machine_on_demand_ends_with_its_run(fail: Fail, root: Path, fleet: st
     made, _ = fail(status=1, head='{"state": "finished"}', market="on-demand")
     is_ended_by_its_group = fleet == "S-r1"
     assert made[-1].startswith("autoscaling" if is_ended_by_its_group else "ec2 terminate")
+    if not is_ended_by_its_group:
+        # Without the second, the fleet keeps asking for what a deploy has set of it.
+        both = "--target-capacity 0 --on-demand-target-capacity 0"
+        assert both in (root / "calls").read_text()
 
 
 def test_a_cancelled_fleet_is_at_zero_already(fail: Fail, root: Path) -> None:

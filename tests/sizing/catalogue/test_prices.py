@@ -23,6 +23,20 @@ def test_a_size_that_was_not_seen_in_a_region_costs_what_its_family_does_there()
     assert PriceBook(region="eu-west-1").find("g6.xlarge") == (None, None)
 
 
+def test_a_spot_price_that_was_not_seen_has_the_highest_share_of_its_family() -> None:
+    there = "eu-west-1"
+    shares = [
+        max(offer.spot_usd_per_hour.values()) / offer.on_demand_usd_per_hour
+        for (size, region), offer in snapshot().offers.items()
+        if region == there and size.startswith("g5.") and offer.spot_usd_per_hour
+    ]
+    assert min(shares) < max(shares)
+    listed = catalogue.hourly_price("g5.16xlarge", there).usd_per_hour
+    modelled = catalogue.spot_price("g5.16xlarge", there)
+    assert modelled.basis == "modelled"
+    assert modelled.usd_per_hour == pytest.approx(listed * max(shares), abs=1e-3)
+
+
 def test_every_price_of_the_snapshot_is_possible() -> None:
     seen = snapshot()
     assert len(seen.regions) == 23

@@ -55,6 +55,14 @@ def test_where_batches_differ_time_follows_from_the_usual_and_memory_from_the_la
         assert stage.largest_over_usual == (100 + 10 * size) / (100 + 4 * size)
 
 
+def test_fails_on_a_micro_batch_far_beyond_those_counted(tmp_path: Path) -> None:
+    path = sample_footprints.write(tmp_path / "large.json", global_batch=2048)
+    (stage,) = footprints.counted_stages("trajectory", "full", micro_batch=1024, path=path)
+    assert stage.basis == "modelled"
+    with pytest.raises(footprints.NotMeasuredError, match="of 2048 is too far from those counted"):
+        footprints.counted_stages("trajectory", "full", micro_batch=2048, path=path)
+
+
 @pytest.mark.parametrize(("size", "expected"), [(4, 440), (1, 410), (2, 420)])
 def test_a_micro_batch_that_was_not_counted_is_modelled(
     path: Path, size: int, expected: int

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from sizing.plan.outcomes import deadline_fallback, deadline_sentence
+from sizing.plan.outcomes import Outcomes, deadline_fallback, deadline_sentence
 from sizing.plan.plan_inputs import Request
 from sizing.plan.size_plan import make_plan
 
@@ -14,6 +15,17 @@ ASKED = Request(workload="trajectory", recipe="full", size="g5.2xlarge")
 def test_without_a_deadline_or_without_spot_there_is_nothing_to_forecast() -> None:
     assert deadline_fallback(make_plan(ASKED)) is None
     assert deadline_fallback(make_plan(replace(ASKED, deadline_hours=1.0, on_demand=True))) is None
+
+
+def test_a_limit_that_every_run_keeps_is_that_of_the_longest() -> None:
+    four = Outcomes(
+        market="spot", hours=np.array([1.0, 2.0, 3.0, 4.0]), usd=np.array([9.0, 1.0, 2.0, 3.0])
+    )
+    found = {share: four.least("hours", share=share, below=None) for share in (0.5, 1.0)}
+    assert found == {0.5: 2.0, 1.0: 4.0}
+    # Three of four cost $3 or less.
+    found = {share: four.least("hours", share=share, below=3.0) for share in (0.75, 1.0)}
+    assert found == {0.75: 4.0, 1.0: None}
 
 
 def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in_time() -> None:

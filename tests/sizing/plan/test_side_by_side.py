@@ -1,9 +1,11 @@
 """Several runs: spread over GPUs, sharing one, or one after the other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sizing.models.data_path import Rate, epoch_data
 from sizing.models.step_time import StepEstimate
 from sizing.plan.checks import find_problems
 from sizing.plan.side_by_side import ways
@@ -45,6 +47,25 @@ def test_runs_are_spread_over_the_gpus_of_a_size(tmp_path: Path) -> None:
     eight = plan(tmp_path, size="g5.12xlarge", runs=8)
     assert eight.gpu_memory_need == 2 * one.gpu_memory_need
     assert (one.used_gpus, four.used_gpus, eight.used_gpus) == (1, 4, 4)
+
+
+def test_runs_share_vcpus_disk_and_notice(tmp_path: Path) -> None:
+    one, four = plan(tmp_path), plan(tmp_path, runs=4)
+    rate, facts = Rate(baseline=100.0, burst=100.0, burst_seconds=0.0), one.inputs.facts
+    assert facts is not None
+    waits = [
+        epoch_data(
+            samples=1000, facts=facts, instance=one.inputs.instance, volume=rate, cache_bytes=0.0,
+            epoch_bytes=1e9, runs=runs,
+        )
+        for runs in (1, 4)
+    ]  # fmt: skip
+    assert [each["disk"] for each in waits] == [10.0, 40.0]
+    # Of eight vCPUs a trainer has one: seven are left to one run, and one to each of four.
+    assert waits[1]["loader CPU"] == pytest.approx(7 * waits[0]["loader CPU"])
+    assert four.notice.upload == pytest.approx(4 * one.notice.upload)
+    pairs = replace(one.request, size="g5.12xlarge", gpus=2, runs=4)
+    assert pairs.runs_per_gpu(pairs.find_instance()) == 2
 
 
 def test_fails_where_the_runs_of_one_gpu_exceed_its_memory(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan_inputs import Request
 from sizing.plan.report import VERSIONS_KEPT_DAYS, figures, plan_json, plan_line, summary
-from sizing.plan.size_plan import make_plan
+from sizing.plan.size_plan import idle_at_notice, interval_seconds, make_plan
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from tests.sizing import sample_footprints
 from tests.sizing.sample_plan import plan
@@ -90,6 +90,12 @@ def test_an_assumed_price_is_not_called_published(tmp_path: Path) -> None:
 def test_a_budget_below_the_median_names_what_the_plan_does_not_count(tmp_path: Path) -> None:
     found = found_in(tmp_path, max_usd=0.01).problems["budget"]
     assert re.search(r"use more than max_usd=0\.\d+ \(volumes and addresses count, too\)", found)
+    made = plan(tmp_path)
+    assert made.spot is not None and made.spot.usd_p50 < made.usd_on_demand
+    between = (made.spot.usd_p50 + made.usd_on_demand) / 2
+    for on_demand in (False, True):
+        limited = found_in(tmp_path, max_usd=between, on_demand=on_demand)
+        assert ("budget" in limited.problems) == on_demand
 
 
 def test_the_page_has_what_all_saves_of_a_run_cost_in_s3() -> None:
@@ -112,6 +118,20 @@ def test_the_page_has_what_all_saves_of_a_run_cost_in_s3() -> None:
         rows.append(f"| {workload}, {recipe} | {each} | {all_saves} | {usd} | {machines} |")
     page = (root / "docs" / "costs.md").read_text(encoding="utf-8")
     assert "\n".join(rows) in page, "\n".join(rows)
+
+
+def test_a_trainer_that_stops_at_a_notice_pays_for_all_of_it(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    stops = replace(made.request, trains_on_at_notice=False)
+    assert idle_at_notice(stops, made.notice) == made.notice.budget
+    assert idle_at_notice(made.request, made.notice) < made.notice.budget
+
+
+def test_an_interval_is_of_steps_or_epochs_of_the_main_stage(tmp_path: Path) -> None:
+    main = plan(tmp_path).work.main
+    assert interval_seconds("100000steps", main) == pytest.approx(100_000 * main.step.seconds)
+    assert interval_seconds("100epochs", main) == pytest.approx(100 * main.epoch_seconds)
+    assert interval_seconds("90s", main) == 90
 
 
 def test_memory_is_peak_and_fragments_and_context(tmp_path: Path) -> None:
@@ -174,6 +194,8 @@ def test_fails_on_a_spot_price_above_on_demand_for_that_reason(tmp_path: Path) -
     assert "on demand for the same work, because" in found.problems["spot"]
     assert not any("Spot saves nothing" in text for text in found.warnings)
     assert spot_verdict(dear).reasons[0].startswith("it costs ")
+    # A quarter more is refused as well.
+    assert "spot" in found_in(tmp_path, prices=PriceBook(given={"": 1.5})).problems
 
 
 def test_a_deadline_within_the_range_of_the_work_is_a_warning(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Whether Spot suits a run, and what an interruption costs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def test_many_interruptions_or_a_time_limit_ask_for_care(tmp_path: Path) -> None
     assert found.reasons[0].endswith("the limit is 0.1 h")
 
 
+@pytest.mark.parametrize(("share", "suits"), [(0.4, "yes"), (0.7, "with care")])
+def test_interruptions_that_take_half_as_long_as_the_work_ask_for_care(
+    tmp_path: Path, share: float, suits: str
+) -> None:
+    made = plan(tmp_path)
+    assert made.spot is not None
+    losses = share * made.hours_on_demand * 3600 / made.interruption_seconds
+    lossy = replace(made, spot=replace(made.spot, interruptions=losses))
+    assert spot_verdict(lossy, saving=60).suits == suits
+
+
 def test_a_checkpoint_too_large_for_the_notice_asks_for_care(tmp_path: Path) -> None:
     large = {"checkpoint_bytes": 60_000 * sample_footprints.MIB}
     made = plan(tmp_path, footprint=large, rate_per_hour=0.01)
@@ -56,3 +68,5 @@ def test_each_machine_pays_for_the_loading_of_its_root_volume(tmp_path: Path) ->
     assert made.usd_of_initializations == pytest.approx(0.162 * machines)
     assert made.usd_of_interruption == pytest.approx(free.usd_of_interruption + 0.162)
     assert dict(summary(made))["root volumes"].startswith("$0.162 for each machine")
+    two = plan(tmp_path, root_initialization_mib_per_second=300.0, hosts=2)
+    assert two.usd_of_initialization == pytest.approx(2 * 0.162)

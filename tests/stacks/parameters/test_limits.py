@@ -64,6 +64,11 @@ def test_a_run_on_demand_is_limited_by_its_uninterrupted_hours(
     assert parameters(on_demand_base=1).max_hours < 100
 
 
+def test_a_silence_that_s3_explains_ends_no_run() -> None:
+    """An hour of its trouble, after the wait for a dataset and ten minutes of a boot."""
+    assert parameters().guard.heartbeat_timeout_seconds == 1800 + 600 + 3600
+
+
 def test_an_empty_value_does_not_remove_a_limit() -> None:
     """As in -c max_usd=$BUDGET, where that is not set."""
     for name in ("deadline_hours", "max_wait_hours", "max_usd"):

@@ -164,8 +164,8 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("quiet_seconds", "3", "quiet_seconds is for programs: write it into its program.json"),
         (
             "guard.heartbeat_timeout_seconds",
-            "900",
-            "guard.heartbeat_timeout_seconds is 900; use 2400 or more",
+            "2399",
+            "guard.heartbeat_timeout_seconds is 2399; use 2400 or more",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """`training data`: a program's own folder; the commands that an import prints, which work."""
 
+import argparse
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from contract.errors import UserError
 from contract.progress import progress_record
 from tests.training.conftest import lacking
 from tests.training.documented import own_workload
@@ -268,6 +270,23 @@ def test_a_dataset_that_a_volume_does_not_hold_gets_a_larger_one(
     manifest = {"meta": META, "files": [{"name": "a", "bytes": 300 << 30}]}
     found = data.show_next("imagenet", IMAGENET, manifest, "s3://b/large", None)
     assert parameters(found["on_ec2"][-1])["data_volume.gib"] == "330"
+
+
+def test_a_deploy_is_on_demand_where_sizing_buys_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"size": "g5.xlarge", "why_not": "", "market": "on-demand", "hours_p50": 1.0,
+           "usd_p50": 2.0, "usd_on_demand": 2.0}  # fmt: skip
+    said = json.dumps({"take": "g5.xlarge", "candidates": [one]})
+    done = SimpleNamespace(returncode=0, stdout=said)
+    monkeypatch.setattr(data, "_run", lambda *_, **given: done)
+    _, context = data._advised("imagenet", "full", [], {"files": []})
+    assert context == {"size": "g5.xlarge", "on_demand_base": "1"}
+
+
+def test_fails_to_pack_into_a_prefix_that_has_something(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    options = argparse.Namespace(out=None, dataset_uri=str(tmp_path))
+    with pytest.raises(UserError, match="is not empty: it has mine; use a new prefix"):
+        data._output(options, "imagenet")
 
 
 def test_fails_to_print_a_deploy_that_would_be_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,7 +233,10 @@ def test_a_run_of_an_older_version_keeps_the_fields_that_it_had(
     Path(run.uri, "config.json").write_text(json.dumps(record))
     edited = {"quick": lambda: tiny.tiny_config(dropout=0.5, seed=8)}
     monkeypatch.setattr(tiny.Tiny, "recipes", edited)
+    rungs = Path(run.uri, "adaptation.json")
+    rungs.write_text('{"format": 1, "rungs": ["micro-batch 1"]}')
     assert reopen(run, "--override=bad_start=false", "--override=seed=8") == 0
+    assert not rungs.exists(), "they were measured with another config"
     assert run.json("config.json")["config"] == before | {"bad_start": False, "seed": 8}
 
 

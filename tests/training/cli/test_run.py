@@ -1,11 +1,14 @@
 """The command line: what ends a run and how, and one clear sentence for each mistake."""
 
+import argparse
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,9 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from contract.errors import UserError
 from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
 from training.cli.main import main
+from training.cli.run import _attempt_options, checked_folder
+from training.durable import Hosts, MachineError, open_store
 from training.durable.attempt.notice import Interruption
 from training.durable.record.lease import acquire
 
@@ -79,6 +85,29 @@ def test_a_run_records_its_plan_counts_by_its_price_and_tells_a_local_file(
     assert run.json("receipt.json")["prediction"] == expected
     local = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line for line in local if line["kind"] == "step"] == run.lines("step")
+
+
+def test_each_of_several_machines_costs_and_every_nth_checkpoint_is_kept(tmp_path: Path) -> None:
+    given = argparse.Namespace(
+        hosts=Hosts.parse("a@a,b"), keep=(3, 7), usd_per_hour=2.0, prediction=None, run_id="r"
+    )
+    options = _attempt_options(given, open_store(str(tmp_path)), tmp_path)
+    assert options["usd_per_hour"] == 4.0
+    assert (options["retention"].newest, options["retention"].every) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, MachineError), (errno.EROFS, UserError)]
+)
+def test_a_full_disk_is_the_machines_fault_and_ends_no_run(
+    number: int, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(error, match="use another path"):
+        checked_folder(tmp_path)
 
 
 def test_boot_into_a_finished_run_exits_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,8 @@ def test_a_crash_is_tried_three_times_and_a_mistake_once(
     mistaken = _trainer(f"{count}; raise SystemExit(2)")
     assert mistaken.run() == 2 and mistaken.reason(2) == "the command ended with exit code 2"
     assert (tmp_path / "tries").read_text() == "xxxx"
+    assert _trainer(f"{count}; raise SystemExit(74)").run() == 74
+    assert (tmp_path / "tries").read_text() == "xxxxxxx", "a store that failed may answer again"
     assert "out of luck (exit code 1); trying again" in capfd.readouterr().out
     lost = _trainer(
         "import sys; sys.exit('[failed] host b is lost\\n' + 40 * '  File x, line 1\\n')"
@@ -291,6 +294,18 @@ def test_a_notice_to_a_trainer_that_has_not_begun_reaches_it() -> None:
     began = time.monotonic()
     assert trainer.run() == -signal.SIGTERM
     assert trainer.terminated_at is not None and time.monotonic() - began < 60
+
+
+def test_what_a_killed_import_left_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _job(tmp_path)
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/part").touch()
+    job = replace(_read_job(tmp_path, {}), dataset=tmp_path / "dataset", importing=("data",))
+    monkeypatch.setattr(_Command, "run", lambda _: 0)
+    assert sagemaker._import(job)[1] == 0
+    assert not job.dataset.exists()
 
 
 def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: Path) -> None:

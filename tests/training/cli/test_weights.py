@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from contract.errors import UserError
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny, TinyTrain, tiny_config
 from training.cli.main import main
+from training.cli.weights import _companions
 from training.durable.save.tensors.weights import Weights, weights_sha256
 from training.workload import Inputs, Start
 
@@ -65,6 +67,15 @@ def test_evaluate_gives_what_the_run_reported(
         "split": "validation",
         "metrics": whole.json("receipt.json")["stages"]["second"],
     }
+
+
+def test_fails_to_take_along_what_is_of_another_dataset(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"meta": {"classes": ["cat"]}}')
+    stage = SimpleNamespace(
+        name="head", refusals=lambda _: ["2 classes are wanted"], companions=lambda *_: {}
+    )
+    with pytest.raises(UserError, match="is not what stage 'head' was trained on: 2 classes"):
+        _companions(stage, str(tmp_path))  # type: ignore[arg-type]
 
 
 class Noisy(nn.Module):

@@ -1,5 +1,6 @@
 """Room on one machine: the incident of four runs is refused, the same four as they are are not."""
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -22,9 +24,11 @@ from contract.sweep import Sweep
 from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run, wait_for
 from tests.training.tiny import Tiny
+from training.cli import sweep
 from training.cli.main import main
 from training.durable.errors import MachineError
 from training.engine.job import WorkloadProxy
+from training.preflight import preflight
 from training.preflight.admission import (
     MachineCapacity,
     Reservations,
@@ -98,6 +102,8 @@ def test_fails_for_more_processes_than_the_machine_holds(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"99 processes, each 1024 for the process .* in total"):
         refuse_oversubscription([many], [], replace(G5_2XLARGE, gpu_mib=()))
     two = replace(many, num_processes=2)
+    own = replace(two, loader_workers=0, data_mib=100)
+    assert own.host_mib == 2 * (1024 + 100), "each process has a copy of the data"
     with pytest.raises(UserError, match=r"--num-processes is 2, but this machine has 1 GPU"):
         refuse_oversubscription([two], [], G5_2XLARGE)
     refuse_oversubscription([two], [], replace(G5_2XLARGE, gpu_mib=()))
@@ -316,6 +322,34 @@ def test_a_sweep_ends_with_a_table(
     assert (tmp_path / "runs" / "sweep.json").read_bytes() == written
     assert table[0].split() == ["run", "state", "steps", "seconds", "accuracy"]
     assert " 24 " in table[1]
+
+
+def test_runs_side_by_side_share_the_gpu(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "gpu_mib", lambda: [20_000])
+    monkeypatch.setattr(MachineCapacity, "here", lambda gpus: replace(G5_2XLARGE, gpu_mib=gpus))
+    monkeypatch.setattr(Reservations, "others", lambda _: iter(()))
+    options = argparse.Namespace(
+        workload=WORKLOAD, recipe="quick", override=[], memory_limit_mib=None, parallel=4
+    )
+    assert sweep._refuse_or_share(options, dataset) == 5000
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((0, 75), 75), ((0, None), 75)]
+)
+def test_a_sweep_that_was_ended_before_its_last_run_began_is_interrupted(
+    codes: tuple[int | None, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [sweep._SweepRun(name="a", overrides=[], uri="", code=each) for each in codes]
+    here = SimpleNamespace(folder=tmp_path)
+    monkeypatch.setattr(sweep, "StoredDataset", lambda _: SimpleNamespace(fetched=lambda _: here))
+    for name, value in {"_asked": None, "_refuse_or_share": None, "_run_all": None,
+                        "_kept": runs, "_row": {"metrics": {}}}.items():  # fmt: skip
+        monkeypatch.setattr(sweep, name, lambda *_, value=value: value)
+    options = argparse.Namespace(
+        logs=tmp_path, write_only=False, runs_uri="", dataset_uri=str(tmp_path), json=True
+    )
+    assert sweep._sweep(options) == code
 
 
 def test_a_sweep_is_drawn_and_written_for_others_to_train(

@@ -19,7 +19,7 @@ from contract.errors import UserError
 from tests.training.big import BIG, BigConfig
 from tests.training.forked import Done, command, in_fork
 from tests.training.runs import WORKLOAD
-from tests.training.tiny import TINY, TinyConfig
+from tests.training.tiny import TINY, TinyConfig, tiny_config
 from training.durable.errors import RunFailedError
 from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
 from training.durable.save.tensors.memory import data_bytes
@@ -156,6 +156,25 @@ def test_a_trial_s_steps_take_the_kernels_of_an_attempt(max_side: int, kernel: s
         preflight.train_steps(stage, config, stage.example(1), torch.device("cpu"), 1), 1
     )
     assert {m.implementation for m in model.modules() if hasattr(m, "implementation")} == {kernel}
+
+
+def test_a_smaller_micro_batch_is_refused_where_the_model_computes_with_it() -> None:
+    config = tiny_config()
+    half = changed(config, micro_batch=2)
+    before, after = TINY.stages(config), TINY.stages(half)
+    assert "has BatchNorm, which computes with its micro-batch" in preflight._refusal(
+        before, after, config
+    )
+    assert preflight._refusal(before, before, config) == ""
+
+
+def test_a_trial_that_the_system_kills_had_too_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed = SimpleNamespace(returncode=-9, stdout="", stderr="")
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **given: killed)
+    request = TrialRequest(workload="w", recipe="r", overrides={}, memory_limit_mib=None)
+    assert preflight._try(request, ()).outcome == "out of memory"
 
 
 def test_rungs_are_applied_to_the_stages() -> None:
