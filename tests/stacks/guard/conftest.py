@@ -1,10 +1,13 @@
 """The scene of the Guard's tests: a stack on moto with a fleet of one instance."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError, ConnectTimeoutError
 from moto import mock_aws
 
 from embedded_aws import moto_patches
@@ -73,3 +76,41 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
             "MAX_BARREN_ATTEMPTS": "3",
         }
         yield Scene(fleet_id=fleet_id, topic_arn=topic_arn, variables=variables)
+
+
+def _is(call: str, operation: str, parameters: dict[str, Any]) -> bool:
+    name, _, what = call.partition(" ")
+    return name == operation and what in str(parameters.get("Key", parameters.get("Prefix", "")))
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
+    """Return a function that has something done before each API call of a kind, or of several."""
+    make: Callable[..., Any] = BaseClient._make_api_call
+
+    def do(call: str, what: Callable[[], None]) -> None:
+        def made(self: BaseClient, operation: str, parameters: dict[str, Any]) -> Any:
+            if any(_is(each, operation, parameters) for each in call.split(", ")):
+                what()
+            return make(self, operation, parameters)
+
+        monkeypatch.setattr(BaseClient, "_make_api_call", made)
+
+    return do
+
+
+def refuse(code: str, status: int) -> Callable[[], None]:
+    """Return what raises that answer."""
+
+    def answered() -> None:
+        answer: Any = {
+            "Error": {"Code": code, "Message": "rehearsed"},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        }
+        raise ClientError(answer, "Any")
+
+    return answered
+
+
+def unreachable() -> None:
+    raise ConnectTimeoutError(endpoint_url="https://service")

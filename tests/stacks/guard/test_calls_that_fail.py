@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.client import BaseClient
-from botocore.exceptions import ClientError, ConnectTimeoutError
+from botocore.exceptions import ConnectTimeoutError
 
 from stacks.guard import handler, records
 from stacks.guard.fleet import SpotFleet
@@ -16,6 +15,7 @@ from stacks.guard.ledger import Ledger, MachineAttempt
 from stacks.guard.reasons import reason_to_stop
 from stacks.guard.settings import quick_client
 from stacks.guard.tick import Tick
+from tests.stacks.guard.conftest import refuse, unreachable
 from tests.stacks.guard.model import MAX_HOURS, SETTINGS
 from tests.stacks.guard.scene import Scene
 
@@ -34,28 +34,6 @@ CALLS = {
     "ModifySpotFleetRequest": {"to-zero"},
     "TerminateInstances": {"terminate"},
 }
-Make = Callable[[BaseClient, str, dict[str, Any]], Any]
-
-
-def _is(call: str, operation: str, parameters: dict[str, Any]) -> bool:
-    name, _, what = call.partition(" ")
-    return name == operation and what in str(parameters.get("Key", parameters.get("Prefix", "")))
-
-
-@pytest.fixture
-def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
-    """Return a function that has something done before each API call of a kind, or of several."""
-    make: Make = BaseClient._make_api_call
-
-    def do(call: str, what: Callable[[], None]) -> None:
-        def made(self: BaseClient, operation: str, parameters: dict[str, Any]) -> Any:
-            if any(_is(each, operation, parameters) for each in call.split(", ")):
-                what()
-            return make(self, operation, parameters)
-
-        monkeypatch.setattr(BaseClient, "_make_api_call", made)
-
-    return do
 
 
 @pytest.fixture
@@ -89,30 +67,15 @@ def _done(scene: Scene, leftover: str) -> set[str]:
     return ended | ({"to-zero"} if scene.capacity() == 0 else set())
 
 
-def _refuse(code: str, status: int) -> Callable[[], None]:
-    def refuse() -> None:
-        answer: Any = {
-            "Error": {"Code": code, "Message": "rehearsed"},
-            "ResponseMetadata": {"HTTPStatusCode": status},
-        }
-        raise ClientError(answer, "Any")
-
-    return refuse
-
-
-_throttled = _refuse("RequestLimitExceeded", 503)
-_denied = _refuse("UnauthorizedOperation", 403)
-
-
-def _unreachable() -> None:
-    raise ConnectTimeoutError(endpoint_url="https://service")
+_throttled = refuse("RequestLimitExceeded", 503)
+_denied = refuse("UnauthorizedOperation", 403)
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_one_call_that_fails_stops_nothing_else(
     scene: Scene, leftover: str, call: str, before: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before(call, _unreachable if call == "Publish" else _throttled)
+    before(call, unreachable if call == "Publish" else _throttled)
     with pytest.raises(GuardError, match=r"calls failed: .*(RequestLimitExceeded|ConnectTimeout)"):
         scene.tick(hours_later=0.1)
     before("nothing", _throttled)
@@ -180,7 +143,7 @@ def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(
     scene.tick()
     if hours < 1:
         scene.head("finished", "00000010-g0001-a", nonce="abc")
-    before("ModifySpotFleetRequest", _refuse(code, 403))
+    before("ModifySpotFleetRequest", refuse(code, 403))
     assert scene.tick(hours_later=hours)["action"] == "cancel"
     assert (scene.state(), scene.live()) == ("cancelled_terminating", [])
     for more in (0.2, 0.4, 1, 25):
@@ -240,7 +203,7 @@ def test_a_fleet_is_not_cancelled_for_what_passes(
     scene: Scene, before: Any, code: str, status: int
 ) -> None:
     scene.head("finished", nonce="abc")
-    before("ModifySpotFleetRequest", _refuse(code, status))
+    before("ModifySpotFleetRequest", refuse(code, status))
     with pytest.raises(GuardError, match=code):
         scene.tick()
     assert (scene.state(), scene.mails()) == ("active", [])
@@ -591,38 +554,3 @@ def test_an_old_mail_is_not_sent_again_and_again_while_that_cannot_be_kept(
     for later in (0.6, 0.8):
         scene.tick(hours_later=later)
     assert len(scene.mails()) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "is_written"),
-    [("AccessDenied", True), ("NoSuchBucket", False), ("KMS.DisabledException", True)],
-)
-def test_a_bucket_that_refuses_ends_a_fleet_whose_machines_end_themselves(
-    scene: Scene, code: str, is_written: bool, before: Any
-) -> None:
-    calls = "GetObject head.json, GetObject guard.json" + ", PutObject guard.json" * (
-        not is_written
-    )
-    before(calls, _refuse(code, 403))
-    for boot in range(40):
-        scene.maintain()
-        scene.end(*scene.live())
-        with pytest.raises(GuardError):
-            scene.tick(hours_later=boot * 0.1, MAX_USD=5)
-        if scene.capacity() == 0:
-            break
-    for later in range(1, 5):  # and no further mail, though nothing can be kept
-        with pytest.raises(GuardError):
-            scene.tick(hours_later=boot * 0.1 + later * 0.1, MAX_USD=5)
-    (mail,) = scene.mails()
-    assert "attempts in a row committed nothing" in mail and "S3 refuses the Guard" in mail
-
-
-def test_a_bucket_that_does_not_answer_ends_nothing(scene: Scene, before: Any) -> None:
-    before("GetObject head.json, GetObject guard.json, PutObject guard.json", _unreachable)
-    for boot in range(9):
-        scene.maintain()
-        scene.end(*scene.live())
-        with pytest.raises(GuardError):
-            scene.tick(hours_later=boot * 0.1)
-    assert scene.capacity() == 1 and not scene.mails()

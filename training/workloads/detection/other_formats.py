@@ -78,7 +78,9 @@ def read_yolo(
     shape = (described or {}).get("kpt_shape") or [0, 2]
     texts = _texts(folder)
     rows = {image: _rows(folder, image, texts) for image in images}
-    expected = f"{len(names)} classes and a box" + (f" of kpt_shape {shape}" if shape[0] else "")
+    expected = f"{len(names)} classes from 0 and a box" + (
+        f" of kpt_shape {shape}" if shape[0] else ""
+    )
     if not shape[0]:
         _refuse_unclear([row for own in rows.values() for row in own], described is not None)
     for image, own in rows.items():

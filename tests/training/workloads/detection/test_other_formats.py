@@ -109,7 +109,7 @@ def test_fails_for_what_none_of_them_writes(tmp_path: Path) -> None:
     put(tmp_path / "labels/train/3.txt", "2 0.5 0.5 0.1 0.1\n0 0.5 0.5 0.1\n")
     (finding,) = scene.checked(tmp_path).report.refusals
     assert finding.message == (
-        "labels/train/3.txt, line 1, is 2 0.5 0.5 0.1 0.1, not one of 2 classes and a box "
+        "labels/train/3.txt, line 1, is 2 0.5 0.5 0.1 0.1, not one of 2 classes from 0 and a box "
         "(and 1 more); export it again"
     )
 

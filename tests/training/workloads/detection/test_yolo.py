@@ -73,9 +73,13 @@ def test_fails_for_rows_that_may_be_corners_or_keypoints(
 @pytest.mark.parametrize(
     ("row", "described", "expected"),
     [
-        (f"{BOX} 0.9", "", "2 classes and a box"),
-        (f"{BOX} {OF_TWO}", "kpt_shape: [4, 3]", r"2 classes and a box of kpt_shape \[4, 3\]"),
-        (POLYGON.replace("0.75", "1.75"), "", "2 classes and a box"),
+        (f"{BOX} 0.9", "", "2 classes from 0 and a box"),
+        (
+            f"{BOX} {OF_TWO}",
+            "kpt_shape: [4, 3]",
+            r"2 classes from 0 and a box of kpt_shape \[4, 3\]",
+        ),
+        (POLYGON.replace("0.75", "1.75"), "", "2 classes from 0 and a box"),
     ],
 )
 def test_fails_for_a_row_of_another_kind(
