@@ -25,14 +25,15 @@ _UNACCEPTED = {
 # fmt: on
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
 _MACHINES_OWN = ("iam-role", "container-role")
-_LOG_IN = "export AWS_PROFILE=NAME, or make one: aws configure sso && aws sso login"
+# The AWS CLI of .venv is version 1, which has none of these commands.
+NEWER_CLI = "with AWS CLI 2, in a shell without .venv"
+_LOG_IN = f"export AWS_PROFILE=NAME, or make one {NEWER_CLI}: aws configure sso && aws sso login"
 # What to do about the others, the special before the general.
 _ADVICE = {
-    "ProfileNotFound": "`aws configure list-profiles` names those that exist; "
-    "export AWS_PROFILE=NAME",
-    "LoginError": "log in again: aws login",
-    "SSOError": "log in again: aws sso login",
-    "TokenRetrievalError": "log in again: aws sso login",
+    "ProfileNotFound": "~/.aws has those that exist: export AWS_PROFILE=NAME",
+    "LoginError": f"log in again {NEWER_CLI}: aws login",
+    "SSOError": f"log in again {NEWER_CLI}: aws sso login",
+    "TokenRetrievalError": f"log in again {NEWER_CLI}: aws sso login",
     "NoCredentialsError": _LOG_IN,
     "NoRegionError": "export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1",
     "CredentialRetrievalError": "`aws sts get-caller-identity` must work first",

@@ -1,7 +1,7 @@
 """A customer-managed key for buckets, volumes and the topic, with the policy that services need.
 
-An existing key (-c kms=ARN) needs the same statements in its policy. To print them:
-python -m stacks.data_key KEY_ARN
+An existing key (-c kms=ARN) needs the same statements in its policy. To print them, for the key's
+own account or for another one: python -m stacks.data_key KEY_ARN [ACCOUNT]
 """
 
 import json
@@ -12,6 +12,8 @@ from aws_cdk import App, RemovalPolicy, Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
+
+from stacks.permissions import allow
 
 # The service-linked roles that start each kind of fleet's instances and create their encrypted
 # volumes. A key admits all of them: it outlives a change of kind.
@@ -66,41 +68,36 @@ def service_statements(partition: str, account: str) -> list[iam.PolicyStatement
         "StringEquals": {"kms:CallerAccount": account},
         "ArnLike": {"aws:PrincipalArn": roles},
     }
+    attached = {**spot, "Bool": {"kms:GrantIsForAWSResource": "true"}}
+    services = [iam.ServicePrincipal(f"{name}.amazonaws.com") for name in ("cloudwatch", "events")]
+    use = ["kms:Decrypt", "kms:GenerateDataKey*"]
     return [
-        iam.PolicyStatement(
-            sid="SpotMakesVolumes",
-            principals=[iam.AnyPrincipal()],
-            actions=list(_USE),
-            resources=["*"],
-            conditions=spot,
-        ),
-        iam.PolicyStatement(
-            sid="SpotAttachesVolumes",
-            principals=[iam.AnyPrincipal()],
-            actions=["kms:CreateGrant"],
-            resources=["*"],
-            conditions={**spot, "Bool": {"kms:GrantIsForAWSResource": "true"}},
-        ),
+        _by(allow("SpotMakesVolumes", _USE, ["*"], spot), iam.AnyPrincipal()),
+        _by(allow("SpotAttachesVolumes", ["kms:CreateGrant"], ["*"], attached), iam.AnyPrincipal()),
         # Not limited to this account's alarms: the topic's own policy does that.
-        iam.PolicyStatement(
-            sid="AlarmsAndEventsPublish",
-            principals=[
-                iam.ServicePrincipal("cloudwatch.amazonaws.com"),
-                iam.ServicePrincipal("events.amazonaws.com"),
-            ],
-            actions=["kms:Decrypt", "kms:GenerateDataKey*"],
-            resources=["*"],
-        ),
+        _by(allow("AlarmsAndEventsPublish", use, ["*"]), *services),
     ]
+
+
+def _by(statement: iam.PolicyStatement, *who: iam.IPrincipal) -> iam.PolicyStatement:
+    statement.add_principals(*who)
+    return statement
 
 
 def main(arguments: list[str]) -> int:
     """Print the statements for an existing key."""
-    found = re.fullmatch(r"arn:(aws[\w-]*):kms:[\w-]+:(\d{12}):key/\S+", " ".join(arguments))
+    arn = r"arn:(aws[\w-]*):kms:[\w-]+:(\d{12}):key/\S+"
+    found = re.fullmatch(rf"{arn}(?: (\d{{12}}))?", " ".join(arguments))
     if not found:
-        print("usage: python -m stacks.data_key KEY_ARN (arn:aws:kms:...:key/...)", file=sys.stderr)
+        print("usage: python -m stacks.data_key KEY_ARN [ACCOUNT]", file=sys.stderr)
         return 2
-    statements = service_statements(found[1], found[2])
+    account = found[3] or found[2]
+    statements = service_statements(found[1], account)
+    if account != found[2]:
+        # A policy alone opens a key to no role of another account: that account then grants it.
+        root = iam.ArnPrincipal(f"arn:{found[1]}:iam::{account}:root")
+        actions = [*_USE, "kms:CreateGrant", "kms:ListGrants"]
+        statements[:2] = [_by(allow("AccountUses", actions, ["*"]), root)]
     # A service principal is a token until a stack resolves it.
     stack = Stack(App(), "Key")
     resolved = [stack.resolve(each.to_statement_json()) for each in statements]

@@ -46,6 +46,9 @@ class DatasetStack(Stack):
             termination_protection=True,
             **kwargs,
         )
+        # Else CDK opens the logs' bucket by an ACL, which our buckets refuse; an importing app may
+        # lack the flag.
+        self.node.set_context("@aws-cdk/aws-s3:serverAccessLogsUseBucketPolicy", True)
         self.dataset_bucket_name = parameters.dataset_bucket
         self.run_bucket_name = parameters.run_bucket
         self.key_arn = parameters.kms

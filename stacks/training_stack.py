@@ -1,10 +1,10 @@
 """TrainingStack: one run's fleet and everything around it. Disposable: S3 keeps what matters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import Annotations, CfnOutput, Environment, Stack, Stage, Tags
+from aws_cdk import Annotations, CfnOutput, Stack, Stage, Tags
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -72,7 +72,7 @@ class TrainingStack(Stack):
             force_dynamic_reference=True,
         )
         data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
-        self._image_id = self._image(scope, kwargs.get("env"))
+        self._image_id = self._image(scope, kwargs)
         role, template = self._machine(data, vpc_id, wheels)
         topic = TrainingTopic(
             self, "Notifications", email=parameters.alarm.email, key=data.key
@@ -119,7 +119,7 @@ class TrainingStack(Stack):
             init_from=program_of(p).init_from if (p := self._parameters).program else "",
         )
 
-    def _image(self, scope: Construct, env: Environment | None) -> str:
+    def _image(self, scope: Construct, like: Mapping[str, Any]) -> str:
         """Return the id of the machines' image: as given, or from the run's own stack."""
         p = self._parameters
         if not p.image_stack:
@@ -129,7 +129,7 @@ class TrainingStack(Stack):
             p.image_stack,
             newest_by=p.pytorch_ami_parameter,
             stack_name=p.name_of(p.image_stack),
-            env=env,
+            **{name: like.get(name) for name in ("env", "synthesizer")},
         )
         assert isinstance(stack, RunImageStack)
         self.add_stack_dependency(stack)

@@ -12,6 +12,7 @@ _ACTIONS = {
     "s3:HeadObject": "s3:GetObject",
     "s3:ListObjectVersions": "s3:ListBucketVersions",
     "s3:DeleteObjects": "s3:DeleteObject",
+    "s3:GetBucketEncryption": "s3:GetEncryptionConfiguration",
 }
 
 

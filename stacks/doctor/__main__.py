@@ -16,7 +16,7 @@ import boto3
 import botocore
 from botocore.exceptions import BotoCoreError, ClientError
 
-from contract.aws_errors import explain
+from contract.aws_errors import NEWER_CLI, explain
 from stacks.doctor import capacity, deployment, network
 from stacks.doctor.account import Check, DeployTarget, Diagnosis, connect, ok, problem, run
 from stacks.parameters import StackParameters
@@ -38,11 +38,12 @@ CHECKS: Mapping[str, Check] = {
     "stack": deployment.stacks_can_be_deployed,
     "run": deployment.no_other_run_ends,
     "sweeps": deployment.sweeps_go_on,
+    "buckets": deployment.buckets_can_be_used,
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,
 }
 _IS_ON = "aws account get-region-opt-status --region us-east-1 --region-name"
-_LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
+_LOG_IN = f"export AWS_PROFILE=NAME   # or, {NEWER_CLI}: aws configure sso && aws sso login"
 
 # What a fix begins with that calls AWS: it must be with the profile that was examined.
 _COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=", "group=")

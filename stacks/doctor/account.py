@@ -21,6 +21,7 @@ from stacks.parameters import StackParameters
 State = Literal["ok", "warning", "problem"]
 DATASET, NETWORK = "DatasetStack", "NetworkStack"
 _POLICY = Path(__file__).parents[2] / "docs/deployer.md"
+_OF_IDENTITY_CENTER = "AWSReservedSSO_"
 _OTHER = "use credentials with the policy of docs/deployer.md, or an administrator's"
 
 
@@ -76,9 +77,7 @@ class DeployTarget:
     def output(self, stack: str, name: str) -> str | None:
         """Return an output of a deployed stack; None if it does not exist."""
         outputs = (self.stack(stack) or {}).get("Outputs") or []
-        return next(
-            (str(each["OutputValue"]) for each in outputs if each["OutputKey"] == name), None
-        )
+        return next((e["OutputValue"] for e in outputs if e["OutputKey"] == name), None)
 
     def quota(self, service: str, code: str) -> float:
         """Return a quota; an account whose value was never changed has only AWS's default."""
@@ -139,7 +138,7 @@ def _refused(name: str, error: ClientError, target: DeployTarget) -> Diagnosis:
 
 def _denied(call: str, message: str, target: DeployTarget) -> Diagnosis:
     """Say which policy denies a call, and print the command that allows it, where one can."""
-    sid, action, statement = _statement_about(call)
+    sid, action, statement = _statement_about(call, message)
     who = target.client("sts").get_caller_identity()["Arn"].split(":", 5)
     kind, _, name = who[5].partition("/")
     name = name.split("/")[0] if kind == "assumed-role" else name.rpartition("/")[2]
@@ -153,6 +152,7 @@ def _denied(call: str, message: str, target: DeployTarget) -> Diagnosis:
     if not statement or "identity-based" not in why or kind not in ("role", "user"):
         return problem(what=what, fix=_OTHER)
     text = json.dumps({"Version": "2012-10-17", "Statement": [statement]}, separators=(",", ":"))
+    text = text.replace("arn:aws:", f"arn:{who[1]}:")
     with suppress(ClientError):  # the stacks' outputs may be denied too
         for each in ("Dataset", "Run"):
             given = getattr(target.parameters, f"{each.lower()}_bucket")
@@ -162,18 +162,22 @@ def _denied(call: str, message: str, target: DeployTarget) -> Diagnosis:
         f"aws iam put-{kind}-policy --{kind}-name {name} --policy-name training-{sid} "
         f"--policy-document '{text}'   # as an administrator"
     )
+    if name.startswith(_OF_IDENTITY_CENTER):  # IAM refuses to change it
+        named = name.removeprefix(_OF_IDENTITY_CENTER).rpartition("_")[0]
+        fix = f"add to permission set {named}'s inline policy in IAM Identity Center: {text}"
     return problem(what=what, fix=fix)
 
 
-def _statement_about(call: str) -> tuple[str, str, dict[str, Any]]:
+def _statement_about(call: str, message: str) -> tuple[str, str, dict[str, Any]]:
     """Return the deployer's statement about a call: its Sid, the action and all of it."""
+    wanted = next(iter(re.findall(r"perform: ([\w-]+:\w+)", message)), call)
     with suppress(OSError):  # an installed package has no docs
         (policy,) = re.findall(r"```json\n(.*?)```", _POLICY.read_text(encoding="utf-8"), re.DOTALL)
         for each in json.loads(policy)["Statement"]:
             for action in [each["Action"]] if isinstance(each["Action"], str) else each["Action"]:
-                if action.partition(":")[2] == call:
+                if wanted in (action, action.partition(":")[2]):
                     return each["Sid"], action, each
-    return "", call, {}
+    return "", wanted, {}
 
 
 def _simulated(target: DeployTarget, kind: str, name: str, action: str) -> str:

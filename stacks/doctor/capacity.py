@@ -51,12 +51,9 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
         what = f"the fleet asks for {', '.join(unsold)}, which no zone of {target.region} offers"
         yield problem(what=what, fix=f"{target.deploy()} -c {less}")
         return
-    available = sorted(
-        each["ZoneName"]
-        for each in ec2.describe_availability_zones(
-            Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
-        )["AvailabilityZones"]
-    )
+    no_local_zones = [{"Name": "zone-type", "Values": ["availability-zone"]}]
+    found = ec2.describe_availability_zones(Filters=no_local_zones)["AvailabilityZones"]
+    available = sorted(each["ZoneName"] for each in found)
     used = zones_of_subnets(target, available)
     useless = [zone for zone in used if zone not in offered]
     better = in_zones(target, offered)
@@ -138,9 +135,7 @@ def _vcpus_in_use(target: DeployTarget, code: str) -> int:
     live = {"Name": "instance-state-name", "Values": ["pending", "running"]}
     pages = target.client("ec2").get_paginator("describe_instances").paginate(Filters=[live])
     used = 0
-    for each in (
-        one for page in pages for some in page["Reservations"] for one in some["Instances"]
-    ):
+    for each in pages.search("Reservations[].Instances[]"):
         size = catalogue.instances().get(each["InstanceType"])
         tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
         if size is None or tags.get("Stack") == target.parameters.stack_name:
@@ -177,9 +172,8 @@ def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
         yield problem(what=what, fix=_list_images(target))
         return
     # Filters, not ImageIds: an unknown id then gives an empty result, not an error.
-    found = target.client("ec2").describe_images(
-        Filters=[{"Name": "image-id", "Values": [image_id]}]
-    )["Images"]
+    by_id = {"Name": "image-id", "Values": [image_id]}
+    found = target.client("ec2").describe_images(Filters=[by_id])["Images"]
     if not found or found[0].get("State") != "available":
         what = f"the image {image_id} is not available in {target.region}"
         take = f"{target.deploy()} -c pytorch_ami_parameter={newest}"
@@ -333,10 +327,8 @@ def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:
         SingleAvailabilityZone=True,
         RegionNames=[target.region],
     )["SpotPlacementScores"]
-    zones = {
-        each["ZoneId"]: each["ZoneName"]
-        for each in ec2.describe_availability_zones()["AvailabilityZones"]
-    }
+    found = ec2.describe_availability_zones()["AvailabilityZones"]
+    zones = {each["ZoneId"]: each["ZoneName"] for each in found}
     named = {zones.get(each.get("AvailabilityZoneId", ""), "?"): each["Score"] for each in scores}
     used = zones_of_subnets(target, sorted(zones.values()))
     here = {zone: score for zone, score in named.items() if zone in used}

@@ -32,9 +32,9 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that `cdk bootstrap` was run in this account and region."""
     number = target.client("sts").get_caller_identity()["Account"]
     fix = f"npx cdk bootstrap aws://{number}/{target.region}"
-    qualifier, toolkit = target.qualifier or _DEFAULT_QUALIFIER, "CDKToolkit"
-    if qualifier != _DEFAULT_QUALIFIER:  # the same stack would lose the other's resources
-        toolkit += f"-{qualifier}"
+    qualifier = target.qualifier or _DEFAULT_QUALIFIER
+    toolkit, key = _toolkit(target, qualifier)
+    if toolkit != "CDKToolkit":
         fix += f" --qualifier {qualifier} --toolkit-stack-name {toolkit}"
     parameter = f"/cdk-bootstrap/{qualifier}/version"
     found = answer_or_none(target.client("ssm").get_parameter, "ParameterNotFound", Name=parameter)
@@ -48,18 +48,26 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     what = f"version {version}; {_BOOTSTRAP_VERSION} or newer is needed"
     if version < _BOOTSTRAP_VERSION:
         yield problem(what=what, fix=fix)
-        return
-    parameters = target.deployed.get(toolkit, {}).get("Parameters") or []
-    given = {each["ParameterKey"]: each["ParameterValue"] for each in parameters}
-    key = given.get("FileAssetsBucketKmsKeyId", "")
-    if key in ("", "AWS_MANAGED_KEY"):  # a key that `cdk bootstrap` makes admits the account
+    elif key in ("", "AWS_MANAGED_KEY"):  # a key that `cdk bootstrap` makes admits the account
         yield ok(what=what)
-        return
-    yield warning(
-        what=f"the code bundle is encrypted with {key}: machines boot only if its policy lets the "
-        f"account's roles kms:Decrypt by kms:ViaService s3.{target.region}.amazonaws.com",
-        fix=f"aws kms get-key-policy --key-id {key} --policy-name default --region {target.region}",
-    )
+    else:
+        what = (
+            f"the code bundle is encrypted with {key}: machines boot only if its policy lets the "
+        )
+        what += f"account's roles kms:Decrypt by kms:ViaService s3.{target.region}.amazonaws.com"
+        fix = f"aws kms get-key-policy --key-id {key} --policy-name default "
+        yield warning(what=what, fix=f"{fix}--region {target.region}")
+
+
+def _toolkit(target: DeployTarget, qualifier: str) -> tuple[str, str]:
+    """Return name and key of the stack that `cdk bootstrap` made for a qualifier, or would make."""
+    for name, stack in target.deployed.items():
+        parameters = stack.get("Parameters") or []
+        given = {each["ParameterKey"]: each["ParameterValue"] for each in parameters}
+        if given.get("Qualifier") == qualifier and "FileAssetsBucketKmsKeyId" in given:
+            return name, given["FileAssetsBucketKmsKeyId"]
+    # In the default's stack, another qualifier's resources would take the place of its own.
+    return "CDKToolkit" + f"-{qualifier}" * (qualifier != _DEFAULT_QUALIFIER), ""
 
 
 def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -128,8 +136,49 @@ def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
         )
 
 
+def buckets_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check the buckets that are given: DatasetStack's own are right."""
+    for which in ("dataset", "run"):
+        if bucket := getattr(target.parameters, f"{which}_bucket"):
+            yield _can_be_used(target, which, bucket)
+
+
+def _can_be_used(target: DeployTarget, which: str, bucket: str) -> Diagnosis:
+    """Check that a bucket exists, is in this region, and that machines may write what it gets."""
+    s3, name = target.client("s3"), "ServerSideEncryptionConfiguration"
+    found = answer_or_none(s3.get_bucket_location, "NoSuchBucket", Bucket=bucket)
+    if found is None:
+        fix = f"{target.deploy(DATASET)} -c {which}_bucket=   # makes one"
+        return problem(what=f"s3://{bucket} does not exist", fix=fix)
+    # For us-east-1 the response has no location, and "EU" is the old name of Ireland's.
+    place = (found.get("LocationConstraint") or "us-east-1").replace("EU", "eu-west-1")
+    what = f"s3://{bucket} is in {place}"
+    if place != target.region:
+        what += ", so every boot pays for cross-region transfer"
+        return warning(what=what, fix=f"AWS_REGION={place} {target.deploy()}")
+    if which == "dataset":  # its files may have other keys than new ones get
+        return ok(what=what)
+    found = answer_or_none(s3.get_bucket_encryption, f"{name}NotFoundError", Bucket=bucket)
+    (rule,) = found[name]["Rules"] if found else [{}]
+    key = rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID", "")
+    return _sealed(target, which, what, key) or ok(what=what)
+
+
+def _sealed(target: DeployTarget, which: str, what: str, key: str) -> Diagnosis | None:
+    """Find that a bucket's key is neither the parameters' nor AWS's, which admits machines, too."""
+    own = target.parameters.kms
+    found = target.client("kms").describe_key(KeyId=key)["KeyMetadata"] if key else {}
+    arn = found.get("Arn", own)
+    if arn == own or found["KeyManager"] != "CUSTOMER":
+        return None
+    fix = f"{target.deploy()} -c kms={arn}"
+    if own:  # A stack uses one key: with another, it could not read what it has written.
+        fix = f"{target.deploy(DATASET)} -c {which}_bucket=   # has your key: copy the data there"
+    return problem(what=f"{what}, encrypted with {arn}, which no machine may use", fix=fix)
+
+
 def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that the manifest is in the bucket, in this region, and its files fit the volume."""
+    """Check that the manifest is in the bucket, and that its files fit the volume."""
     p = target.parameters
     bucket = p.dataset_bucket or target.output(DATASET, "DatasetBucketName")
     if not bucket:
@@ -139,8 +188,6 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
     s3, key = target.client("s3"), f"{p.dataset}/{MANIFEST}"
     uri = f"s3://{bucket}/{p.dataset}"
     try:
-        # For us-east-1 the response has no location.
-        place = s3.get_bucket_location(Bucket=bucket).get("LocationConstraint") or "us-east-1"
         found = s3.get_object(Bucket=bucket, Key=key)
         manifest = json.loads(found["Body"].read())
         needed = sum(int(file["bytes"]) for file in manifest["files"]) / 2**30
@@ -156,17 +203,10 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
         yield problem(what=f"{uri}/{MANIFEST} {wrong}", fix=_fill(target, uri))
         return
     what = f"{len(manifest['files'])} files, {needed:.1f} GiB at {uri}"
-    if place != target.region:
-        yield warning(
-            what=f"{what}; the bucket is in {place}, so every boot pays for cross-region transfer",
-            fix=f"AWS_REGION={place} {target.deploy()}",
-        )
-    # Machines may use the parameters' key, which DatasetStack's bucket has; AWS's admits them, too.
-    arn, kms = found.get("SSEKMSKeyId", p.kms) if p.dataset_bucket else p.kms, target.client("kms")
-    is_other = arn != p.kms and place == target.region
-    if is_other and kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyManager"] == "CUSTOMER":
-        fix = f"{target.deploy()} -c kms={arn}"
-        yield problem(what=f"{what}, encrypted with {arn}, which no machine may use", fix=fix)
+    # DatasetStack's own bucket has the parameters' key.
+    key = found.get("SSEKMSKeyId", "") if p.dataset_bucket else ""
+    if f":{target.region}:" in key and (sealed := _sealed(target, "dataset", what, key)):
+        yield sealed
     elif needed * VOLUME_PER_DATASET > p.data_gib:
         least = int(needed * VOLUME_PER_DATASET) + 1
         yield problem(
@@ -265,29 +305,36 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
         fix = ways.get(state, f"aws kms list-keys --region {target.region}   # then -c kms=ARN")
         yield problem(what=f"{arn} is {state}", fix=fix)
         return
-    policy = json.loads(kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"])
-    text = json.dumps(policy)
+    yield from _admits_services(target, arn, topic_too=topic_too)
+
+
+def _admits_services(target: DeployTarget, arn: str, *, topic_too: bool) -> Iterator[Diagnosis]:
+    kms, number = target.client("kms"), target.client("sts").get_caller_identity()["Account"]
+    _, partition, _, _, owner, _ = arn.split(":", 5)
+    # KMS shows nobody the policy of another account's key, to which roles here need grants anyway.
+    is_own = owner == number
+    text = kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"] if is_own else ""
     pages = kms.get_paginator("list_grants").paginate(KeyId=arn)
     grantees = " ".join(each["GranteePrincipal"] for page in pages for each in page["Grants"])
-    _, partition, _, _, number, _ = arn.split(":", 5)
     is_fine = True
     for role in SERVICE_LINKED_ROLES[target.parameters.fleet]:
-        if role not in text and role not in grantees:
+        grantee = f"arn:{partition}:iam::{number}:role/aws-service-role/{role}"
+        if role not in text and grantee not in grantees:
             is_fine = False
             yield problem(
                 what=f"neither policy nor grants name {role.rpartition('/')[2]}: instances would "
                 "terminate at launch with Client.InternalError",
                 fix=f"aws kms create-grant --key-id {arn} --operations {_GRANTED} "
-                f"--grantee-principal arn:{partition}:iam::{number}:role/aws-service-role/{role} "
-                f"--region {target.region}",
+                f"--grantee-principal {grantee} --region {target.region}",
             )
     if topic_too and "cloudwatch.amazonaws.com" not in text:
         is_fine = False
-        yield problem(
-            what="its policy does not allow cloudwatch.amazonaws.com and events.amazonaws.com "
-            "kms:Decrypt and kms:GenerateDataKey*: alarms would be lost without an error",
+        whether = "its policy does not allow" if is_own else f"only {owner} sees whether it allows"
+        yield (problem if is_own else warning)(
+            what=f"{whether} cloudwatch.amazonaws.com and events.amazonaws.com kms:Decrypt "
+            "and kms:GenerateDataKey*: alarms would be lost without an error",
             fix=f"aws kms put-key-policy --key-id {arn} --policy-name default --policy "
-            "file://policy.json   # the current policy plus these two",
+            f"file://policy.json   # as {owner}: the current policy plus these two",
         )
     if is_fine:
         yield ok(what=f"Spot{' and alarms' * topic_too} may use {arn}")

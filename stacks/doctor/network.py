@@ -105,8 +105,7 @@ def _vpc_quota(target: DeployTarget) -> Diagnosis:
 
 def _subnets(target: DeployTarget) -> list[dict[str, Any]]:
     ids = {"Name": "subnet-id", "Values": list(target.parameters.subnets)}
-    found: list[dict[str, Any]] = target.client("ec2").describe_subnets(Filters=[ids])["Subnets"]
-    return found
+    return list(target.client("ec2").describe_subnets(Filters=[ids])["Subnets"])
 
 
 def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -149,18 +148,11 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def _route_tables(target: DeployTarget) -> dict[str, dict[str, Any]]:
     """Return each subnet's route table: its own, else the VPC's main one."""
-    p = target.parameters
-    of_vpc = {"Name": "vpc-id", "Values": [p.vpc]}
+    of_vpc = {"Name": "vpc-id", "Values": [target.parameters.vpc]}
     tables = target.client("ec2").describe_route_tables(Filters=[of_vpc])["RouteTables"]
-    main: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {}
-    for table in tables:
-        for association in table["Associations"]:
-            if association.get("Main"):
-                main = table
-            elif "SubnetId" in association:
-                own[association["SubnetId"]] = table
-    return {subnet: own.get(subnet, main) for subnet in p.subnets}
+    # The main one under True: no subnet is named by its association.
+    of = {e.get("SubnetId", e.get("Main")): each for each in tables for e in each["Associations"]}
+    return {subnet: of.get(subnet, of.get(True, {})) for subnet in target.parameters.subnets}
 
 
 def _closed(target: DeployTarget) -> dict[str, str]:
@@ -207,9 +199,7 @@ def _names_that_do_not_resolve(target: DeployTarget, *, needs_private: bool) -> 
 
 def _endpoints(target: DeployTarget) -> list[dict[str, Any]]:
     of_vpc = {"Name": "vpc-id", "Values": [target.parameters.vpc]}
-    found: list[dict[str, Any]]
-    found = target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"]
-    return found
+    return list(target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"])
 
 
 def _gateway_of_s3(target: DeployTarget, *, is_closed: bool) -> Iterator[Diagnosis]:
@@ -251,8 +241,9 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
     needed = (*INTERFACES, *(("autoscaling",) if target.parameters.fleet == "asg" else ()))
     for name in sorted(there.keys() & {*needed, "s3"}):
         groups = ec2.describe_security_groups(GroupIds=there[name])["SecurityGroups"]
+        admitted = [*_admitted(ec2, groups)]
         for each in _subnets(target):
-            if not any(_admits(group, each["CidrBlock"]) for group in groups):
+            if not any(IPv4Network(each["CidrBlock"]).subnet_of(block) for block in admitted):
                 shut.setdefault(there[name][0], []).append(name)
                 break
     for group, names in shut.items():
@@ -285,11 +276,13 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
     )
 
 
-def _admits(group: Mapping[str, Any], block: str) -> bool:
-    """Whether a rule of a group admits HTTPS from all addresses of a block."""
-    return any(
-        IPv4Network(block).subnet_of(IPv4Network(allowed["CidrIp"]))
-        for rule in group["IpPermissions"]
-        for allowed in rule["IpRanges"]
-        if rule["IpProtocol"] == "-1" or rule.get("FromPort", 0) <= 443 <= rule.get("ToPort", 0)
-    )
+def _admitted(ec2: Any, groups: Sequence[Mapping[str, Any]]) -> Iterator[IPv4Network]:
+    """Yield the blocks of addresses from which groups admit HTTPS."""
+    entries = ec2.get_paginator("get_managed_prefix_list_entries")
+    for rule in (rule for group in groups for rule in group["IpPermissions"]):
+        if rule["IpProtocol"] == "-1" or rule.get("FromPort", 0) <= 443 <= rule.get("ToPort", 0):
+            blocks = [each["CidrIp"] for each in rule["IpRanges"]]
+            for each in rule.get("PrefixListIds", ()):
+                pages = entries.paginate(PrefixListId=each["PrefixListId"])
+                blocks += pages.search("Entries[].Cidr")
+            yield from (IPv4Network(each) for each in blocks if ":" not in each)

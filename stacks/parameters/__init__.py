@@ -13,8 +13,10 @@ from sizing import PRICE_REGION, NotMeasuredError, Plan, catalogue
 from stacks.parameters import checks
 from stacks.parameters.context import (
     LEFT_OPEN,
+    QUALIFIER,
     defaults,
     flatten,
+    of_cdk_json,
     parse,
     parse_text,
     refuse_unknown_names,
@@ -56,8 +58,10 @@ class StackParameters(ParameterFields):
     @staticmethod
     def options(context: Mapping[str, object]) -> str:
         """Return the CLI's `-c` options by which a CDK context differs from cdk.json."""
-        usual = defaults()
-        changed = {k: v for k, v in sorted(flatten(context).items()) if v != usual.get(k)}
+        usual, given = defaults(), flatten(context)
+        if (qualifier := context.get(QUALIFIER)) != of_cdk_json().get(QUALIFIER):
+            given[QUALIFIER] = qualifier
+        changed = {k: v for k, v in sorted(given.items()) if v != usual.get(k)}
         words = {k: " ".join(v) if isinstance(v, list | tuple) else v for k, v in changed.items()}
         return "".join(f" -c {shlex.quote(f'{k}={v}')}" for k, v in words.items())
 

@@ -28,16 +28,22 @@ _OF_PROGRAMS = {
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 
+def of_cdk_json(path: Path | None = None) -> dict[str, object]:
+    """Return the context in cdk.json, or in the user's, with CDK's own keys."""
+    path = path or CDK_JSON
+    return dict(json.loads(path.read_text("utf-8")).get("context", {})) if path.is_file() else {}
+
+
 def defaults() -> dict[str, object]:
     """Return cdk.json's values by the names that `-c` takes."""
-    return flatten(json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"])
+    return flatten(of_cdk_json())
 
 
 def qualifier() -> str:
     """Return the qualifier of `cdk bootstrap` that synth takes without a `-c`; "" if none."""
-    lookups, own = CDK_JSON.with_name("cdk.context.json"), json.loads(CDK_JSON.read_text("utf-8"))
+    lookups, of_user = CDK_JSON.with_name("cdk.context.json"), Path.home() / ".cdk.json"
     found = json.loads(lookups.read_text("utf-8")) if lookups.is_file() else {}
-    return str((found | own["context"]).get(QUALIFIER, ""))
+    return str((of_cdk_json(of_user) | found | of_cdk_json()).get(QUALIFIER, ""))
 
 
 def flatten(context: Mapping[str, object]) -> dict[str, object]:

@@ -49,15 +49,15 @@ sso_role_name = train
 KEYS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
 # The variables of each fault, and words of its sentence: what is wrong, and what to do.
 FAULTS: dict[str, tuple[dict[str, str], str, str]] = {
-    "no such profile": ({"AWS_PROFILE": "mistyped"}, "mistyped", "list-profiles"),
+    "no such profile": ({"AWS_PROFILE": "mistyped"}, "mistyped", "~/.aws has those"),
     "process fails": ({"AWS_PROFILE": "failing"}, "custom-process", "get-caller-identity"),
     "process is missing": ({"AWS_PROFILE": "nowhere"}, "/nowhere/program", "get-caller-identity"),
     "process prints no JSON": ({"AWS_PROFILE": "garbage"}, "cannot be used", "get-caller-identity"),
     "process gives old keys": ({"AWS_PROFILE": "expired"}, "still expired", "get-caller-identity"),
     "no source profile": ({"AWS_PROFILE": "chained"}, '"missing"', "~/.aws/config"),
     "half a key": ({"AWS_PROFILE": "half"}, "Partial credentials", "~/.aws/config"),
-    "SSO login ended": ({"AWS_PROFILE": "ended"}, "corp", "aws sso login"),
-    "SSO signed out": ({"AWS_PROFILE": "signed-out"}, "SSO Token", "aws sso login"),
+    "SSO login ended": ({"AWS_PROFILE": "ended"}, "corp", "without .venv: aws sso login"),
+    "SSO signed out": ({"AWS_PROFILE": "signed-out"}, "SSO Token", "CLI 2, in a"),
     "no credentials": ({}, "credentials", "aws configure sso"),
     "no such region": (
         {**KEYS, "AWS_REGION": "us east 1", "AWS_DEFAULT_REGION": "us east 1"},

@@ -34,7 +34,7 @@ def session() -> boto3.session.Session:
         pytest.skip("no region: export AWS_REGION=us-east-1")
     try:
         if session.get_credentials() is None:
-            pytest.skip("no AWS credentials: aws sso login, or export AWS_PROFILE=NAME")
+            pytest.skip("no AWS credentials: aws sso login (AWS CLI 2), or export AWS_PROFILE=NAME")
         session.client("sts").get_caller_identity()
     except (BotoCoreError, ClientError) as error:
         pytest.skip(f"the AWS credentials do not work: {error}")

@@ -13,6 +13,7 @@ from contract.stack_names import (
     training_stack,
 )
 from stacks.parameters import StackParameters
+from stacks.parameters.context import QUALIFIER
 from tests.stack_names import PREFIX
 
 
@@ -49,6 +50,11 @@ def test_the_cli_is_told_the_construct_id_of_a_run_s_stack(prefix: str, name: st
     options = StackParameters.options({"name": name, "prefix": prefix})
     told = training_id(stack_name(prefix, training_stack(name)))
     assert told == training_stack(name) + options
+
+
+def test_a_deploy_command_keeps_the_qualifier_that_another_machine_may_not_know() -> None:
+    options = StackParameters.options({"run_id": "r", QUALIFIER: "corp"})
+    assert options == f" -c {QUALIFIER}=corp -c run_id=r"
 
 
 def test_the_usual_prefix_ends_where_a_name_like_it_begins() -> None:

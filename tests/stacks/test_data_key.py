@@ -36,6 +36,15 @@ def test_the_statements_are_of_the_keys_partition(capsys: Output) -> None:
     assert "arn:aws:" not in printed
 
 
+def test_another_account_gets_the_right_to_grant_the_key_to_its_roles(capsys: Output) -> None:
+    """Its service-linked roles have no policy that names the key, so that key's cannot do."""
+    assert main(["arn:aws:kms:us-east-1:222222222222:key/1", "111111111111"]) == 0
+    shared, alarms = json.loads(capsys.readouterr().out)
+    assert shared["Principal"] == {"AWS": "arn:aws:iam::111111111111:root"}
+    assert {"kms:CreateGrant", "kms:ListGrants", "kms:Decrypt"} <= {*shared["Action"]}
+    assert alarms["Sid"] == "AlarmsAndEventsPublish"
+
+
 @pytest.mark.parametrize("arguments", [[], ["123456789012"], ["arn:aws:kms:a:123:key/1", "b"]])
 def test_fails_without_the_arn_of_a_key(arguments: list[str], capsys: Output) -> None:
     assert main(arguments) == 2

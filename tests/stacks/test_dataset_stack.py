@@ -1,9 +1,13 @@
 """The kept stack: its buckets, what protects them, and how existing ones are adopted."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aws_cdk import App
+
+from stacks import DatasetStack, StackParameters
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,15 @@ def test_names_and_arns_are_exported_whoever_uses_them(templates: dict[str, Any]
     for bucket in STATEFUL:
         assert any(f"Ref{bucket}" in name for name in exports)
         assert any(f"GetAtt{bucket}Arn" in name for name in exports)
+
+
+def test_an_importing_app_may_keep_access_logs(tmp_path: Path) -> None:
+    """Also one whose cdk.json has none of CDK's flags."""
+    app = App(outdir=str(tmp_path), builtin_cloud_formation_validation=False)
+    given = StackParameters.for_size("g5.xlarge", access_logs=True)
+    DatasetStack(app, "Data", parameters=given)
+    (stack,) = app.synth().stacks
+    assert len(_of_type(stack.template["Resources"], "AWS::S3::Bucket")) == 3
 
 
 def test_adopted_buckets_are_used_and_not_made(synthesize: Callable[..., Any]) -> None:

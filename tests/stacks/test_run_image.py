@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aws_cdk import App, DefaultStackSynthesizer, Stack, Tags
 
+from stacks import TrainingStack, training_stack
 from stacks.parameters import StackParameters
 from stacks.run_image import RunImageStack
 from tests.stack_names import named
@@ -79,6 +80,26 @@ def test_a_run_or_a_line_of_images_has_its_own_stack() -> None:
 
 def test_an_id_needs_no_stack(synthesize: Synthesize) -> None:
     assert not keepers(synthesize(pytorch_ami_parameter="ami-0123456789abcdef0"))
+
+
+def test_it_has_the_training_stack_s_synthesizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An importing app may name a bootstrap's qualifier stack by stack."""
+
+    class Made(Exception):
+        pass
+
+    def make(*_: Any, **given: Any) -> None:
+        raise Made(given)
+
+    monkeypatch.setattr(training_stack, "RunImageStack", make)
+    team = DefaultStackSynthesizer(qualifier="team")
+    with pytest.raises(Made) as made:
+        TrainingStack(
+            App(), "Vision", parameters=StackParameters.for_size("g5.xlarge"), synthesizer=team,
+            dataset_bucket_name="data-b", run_bucket_name="run-b", key_arn="", vpc_id="vpc-1",
+            subnet_ids=["subnet-1"],
+        )  # fmt: skip
+    assert made.value.args[0]["synthesizer"] is team
 
 
 def test_in_an_importing_app_it_has_the_app_s_roles_and_none_of_its_tags(tmp_path: Path) -> None:

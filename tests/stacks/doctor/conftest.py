@@ -215,26 +215,26 @@ def deployed(
 
 
 @contextmanager
-def bootstrapped_with(clinic: Clinic, key: str) -> Iterator[None]:
+def bootstrapped_with(clinic: Clinic, key: str, name: str) -> Iterator[None]:
     """Deploy what the doctor reads of the stack of `cdk bootstrap --bootstrap-kms-key-id KEY`."""
     cloudformation = clinic.aws.client("cloudformation")
-    parameter = "FileAssetsBucketKmsKeyId"
+    given = {"FileAssetsBucketKmsKeyId": key, "Qualifier": "hnb659fds"}
     template = {
-        "Parameters": {parameter: {"Type": "String"}},
+        "Parameters": {each: {"Type": "String"} for each in given},
         "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
     }
     cloudformation.create_stack(
-        StackName="CDKToolkit",
+        StackName=name,
         TemplateBody=json.dumps(template),
-        Parameters=[{"ParameterKey": parameter, "ParameterValue": key}],
+        Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in given.items()],
     )
     cloudformation.get_waiter("stack_create_complete").wait(
-        StackName="CDKToolkit", WaiterConfig={"Delay": 1}
+        StackName=name, WaiterConfig={"Delay": 1}
     )
     yield
-    cloudformation.delete_stack(StackName="CDKToolkit")
+    cloudformation.delete_stack(StackName=name)
     cloudformation.get_waiter("stack_delete_complete").wait(
-        StackName="CDKToolkit", WaiterConfig={"Delay": 1}
+        StackName=name, WaiterConfig={"Delay": 1}
     )
 
 

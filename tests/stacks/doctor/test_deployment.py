@@ -1,5 +1,8 @@
 """The doctor on the account's bootstrap, on stacks that block a deploy, and on who is mailed."""
 
+import dataclasses
+import json
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,11 +10,20 @@ from typing import Any
 import pytest
 
 from contract.stack_names import description_of
+from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DeployTarget
-from stacks.doctor.deployment import alarm_email_is_confirmed, stacks_can_be_deployed
+from stacks.doctor.deployment import (
+    alarm_email_is_confirmed,
+    buckets_can_be_used,
+    dataset_is_uploaded,
+    key_can_be_used,
+    stacks_can_be_deployed,
+)
 from stacks.parameters import StackParameters, context
 from tests.stack_names import TRAINING
 from tests.stacks.doctor.conftest import Clinic, Examine, bootstrapped_with
+
+AT = "us-east-1"
 
 
 def target_of(parameters: dict[str, Any], **stack: Any) -> DeployTarget:
@@ -26,17 +38,18 @@ def target_of(parameters: dict[str, Any], **stack: Any) -> DeployTarget:
 
 
 @pytest.mark.parametrize(
-    ("key", "state"),
+    ("key", "toolkit", "state"),
     [
-        ("", "ok"),
-        ("AWS_MANAGED_KEY", "ok"),
-        ("arn:aws:kms:us-east-1:123456789012:key/1", "warning"),
+        ("", "CDKToolkit", "ok"),
+        ("AWS_MANAGED_KEY", "CDKToolkit", "ok"),
+        # Of `cdk bootstrap --toolkit-stack-name`: found by its qualifier.
+        ("arn:aws:kms:us-east-1:123456789012:key/1", "corp-toolkit", "warning"),
     ],
 )
 def test_a_key_of_ones_own_for_the_bundle_must_admit_the_machines(
-    healthy: Clinic, examine: Examine, key: str, state: str
+    healthy: Clinic, examine: Examine, key: str, toolkit: str, state: str
 ) -> None:
-    with bootstrapped_with(healthy, key):
+    with bootstrapped_with(healthy, key, toolkit):
         (line,) = examine(healthy)["bootstrap"]
     assert line["state"] == state
     if state == "warning":
@@ -50,7 +63,11 @@ def test_the_qualifier_is_the_one_that_synth_takes(
     own = tmp_path / "cdk.json"
     own.write_text(context.CDK_JSON.read_text())
     monkeypatch.setattr(context, "CDK_JSON", own)
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert examine(healthy)["bootstrap"][0]["state"] == "ok"
+    of_user = {"context": {"@aws-cdk/core:bootstrapQualifier": "corp"}}
+    (tmp_path / ".cdk.json").write_text(json.dumps(of_user))  # the weakest
+    assert context.qualifier() == "corp"
     own.with_name("cdk.context.json").write_text('{"@aws-cdk/core:bootstrapQualifier": "team1"}')
     (line,) = examine(healthy)["bootstrap"]
     assert "no /cdk-bootstrap/team1/version" in line["what"]
@@ -106,3 +123,72 @@ def test_who_did_not_confirm_in_time_is_subscribed_again(email: str) -> None:
         "aws sns subscribe --region eu-west-1 --topic-arn arn:aws:sns:eu-west-1:1:alarms "
         f"--protocol email --notification-endpoint {email or 'YOU@EXAMPLE.COM'}"
     )
+
+
+def run_bucket(client: Any, kms: str = "", name: str = "my-runs") -> DeployTarget:
+    given = {"kms": kms, "run_bucket": name}
+    parameters = StackParameters.for_size("g5.xlarge", **given)
+    return DeployTarget(client=client, region=AT, parameters=parameters, options=" -c a=b")
+
+
+def test_a_run_bucket_is_one_that_machines_may_write_to(healthy: Clinic) -> None:
+    s3, kms = healthy.aws.client("s3"), healthy.aws.client("kms")
+    s3.create_bucket(Bucket="my-runs")
+    (found,) = buckets_can_be_used(run_bucket(healthy.client))
+    assert (found.state, found.what) == ("ok", "s3://my-runs is in us-east-1")
+    own, other = (kms.create_key()["KeyMetadata"] for _ in range(2))
+    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": own["KeyId"]}
+    rules = [{"ApplyServerSideEncryptionByDefault": default}]
+    s3.put_bucket_encryption(Bucket="my-runs", ServerSideEncryptionConfiguration={"Rules": rules})
+    (found,) = buckets_can_be_used(run_bucket(healthy.client))
+    assert found.state == "problem"
+    assert found.what.endswith(f", encrypted with {own['Arn']}, which no machine may use")
+    assert found.fix == f"npx cdk deploy TrainingStack -c a=b -c kms={own['Arn']}"
+    (found,) = buckets_can_be_used(run_bucket(healthy.client, own["Arn"]))
+    assert found.state == "ok"
+    for key in (other["Arn"], "create"):  # whose data nothing could read under another key
+        (found,) = buckets_can_be_used(run_bucket(healthy.client, key))
+        assert found.state == "problem" and own["Arn"] not in found.fix
+        assert found.fix.startswith("npx cdk deploy DatasetStack -c a=b -c run_bucket=   #")
+    (found,) = buckets_can_be_used(run_bucket(healthy.client, name="mistyped"))
+    assert (found.state, found.what) == ("problem", "s3://mistyped does not exist")
+    s3.create_bucket(Bucket="far-runs", CreateBucketConfiguration={"LocationConstraint": "EU"})
+    (found,) = buckets_can_be_used(run_bucket(healthy.client, name="far-runs"))
+    assert found.fix == "AWS_REGION=eu-west-1 npx cdk deploy TrainingStack -c a=b"
+
+
+@pytest.mark.parametrize("kms", [f"arn:aws:kms:us-east-1:{12 * '1'}:key/runs", "create"])
+def test_a_dataset_under_another_key_is_copied_not_the_runs_moved(kms: str) -> None:
+    manifest = json.dumps({"files": [{"name": "a", "bytes": 1}]}).encode()
+    theirs = f"arn:aws:kms:us-east-1:{12 * '1'}:key/dataset"
+    client = SimpleNamespace(
+        get_object=lambda **_: {"Body": BytesIO(manifest), "SSEKMSKeyId": theirs},
+        describe_key=lambda KeyId: {"KeyMetadata": {"Arn": KeyId, "KeyManager": "CUSTOMER"}},
+    )
+    target = target_of({"kms": kms, "dataset_bucket": "corp-data"})
+    (found,) = dataset_is_uploaded(dataclasses.replace(target, client=lambda _: client, region=AT))
+    assert found.state == "problem" and f"encrypted with {theirs}" in found.what
+    copy = "# has your key: copy the data there"
+    assert found.fix == f"npx cdk deploy DatasetStack -c dataset_bucket=   {copy}"
+
+
+@pytest.mark.parametrize(("grantee", "num_problems"), [(12 * "1", 0), (12 * "2", 2)])
+def test_a_key_of_another_account_is_granted_to_the_roles_of_this_one(
+    grantee: str, num_problems: int
+) -> None:
+    """KMS shows its grants, but never its policy."""
+    granted = [
+        {"GranteePrincipal": f"arn:aws:iam::{grantee}:role/aws-service-role/{role}"}
+        for role in SERVICE_LINKED_ROLES["spot"]
+    ]
+    client = SimpleNamespace(
+        get_caller_identity=lambda: {"Account": 12 * "1"},
+        describe_key=lambda KeyId: {"KeyMetadata": {"KeyState": "Enabled"}},
+        get_paginator=lambda _: SimpleNamespace(paginate=lambda KeyId: [{"Grants": granted}]),
+    )
+    key = f"arn:aws:kms:{AT}:{12 * '2'}:key/1"
+    *problems, last = key_can_be_used(run_bucket(lambda _: client, key))
+    assert len(problems) == num_problems
+    for each in problems:
+        assert f"--grantee-principal arn:aws:iam::{12 * '1'}:role/aws-service-role/" in each.fix
+    assert last.state == "warning" and f"{12 * '2'} sees whether it allows" in last.what

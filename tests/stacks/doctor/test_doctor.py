@@ -22,7 +22,7 @@ IMAGE = (
 
 def test_a_healthy_account_has_no_problem(healthy: Clinic, examine: Examine) -> None:
     everywhere = "zones=us-east-1a,us-east-1b,us-east-1c,us-east-1d,us-east-1f"
-    found = examine(healthy, "alarm.email=me@example.com", everywhere)
+    found = examine(healthy, "alarm.email=me@example.com", everywhere, "run_bucket=my-data")
     del found["prices"]  # they age
     states = {each["state"] for lines in found.values() for each in lines}
     # The alternates of a g5.2xlarge go up to 64 vCPUs.
@@ -481,7 +481,10 @@ def test_credentials_that_do_not_count_are_renewed(capsys: pytest.CaptureFixture
     sts = SimpleNamespace(get_caller_identity=refuse)
     assert main([], lambda _: (lambda _: sts, "us-east-1")) == 2
     out = capsys.readouterr().out
-    assert "does not accept these credentials" in out and "$ aws configure sso" in out
+    assert (
+        "does not accept these credentials" in out
+        and "$ export AWS_PROFILE=NAME   # or, with AWS CLI 2, in" in out
+    )
     assert "get-region-opt-status --region us-east-1 --region-name us-east-1)" in out
 
 

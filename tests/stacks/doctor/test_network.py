@@ -5,6 +5,9 @@ import shlex
 import pytest
 from moto.ec2.models.route_tables import Route
 
+from stacks.doctor.account import DeployTarget
+from stacks.doctor.network import network_can_be_used
+from stacks.parameters import StackParameters
 from tests.embedded_aws.public_access import block_public_access
 from tests.stack_names import named
 from tests.stacks.doctor.conftest import Clinic, Examine
@@ -74,6 +77,34 @@ def test_with_nat_only_s3_needs_an_endpoint(
     monkeypatch.setattr(Route, "state", gone)
     lines = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
     assert "has a default route to a gateway that is gone" in lines[-1]["what"]
+
+
+@pytest.mark.parametrize(
+    ("family", "block", "is_shut"),
+    [("IPv4", "10.0.0.0/8", False), ("IPv4", "10.6.1.0/24", True), ("IPv6", "::/0", True)],
+)
+def test_an_endpoint_may_admit_its_callers_by_a_prefix_list(
+    healthy: Clinic, family: str, block: str, is_shut: bool
+) -> None:
+    ec2 = healthy.aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.6.0.0/16")["Vpc"]["VpcId"]
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.6.0.0/24")["Subnet"]["SubnetId"]
+    group = ec2.create_security_group(GroupName="corp", Description="x", VpcId=vpc)["GroupId"]
+    listed = ec2.create_managed_prefix_list(
+        PrefixListName="corp", Entries=[{"Cidr": block}], MaxEntries=1, AddressFamily=family
+    )["PrefixList"]["PrefixListId"]
+    rule = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443}
+    rules = [{**rule, "PrefixListIds": [{"PrefixListId": listed}]}]
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rules)
+    ec2.create_vpc_endpoint(
+        VpcId=vpc, ServiceName="com.amazonaws.us-east-1.ssm", VpcEndpointType="Interface",
+        SubnetIds=[subnet], SecurityGroupIds=[group], PrivateDnsEnabled=True,
+    )  # fmt: skip
+    given = StackParameters.for_size("g5.xlarge", vpc=vpc, subnets=subnet)
+    target = DeployTarget(client=healthy.client, region="us-east-1", parameters=given)
+    said = [each.what for each in network_can_be_used(target)]
+    assert any("do not admit the subnets to port 443" in each for each in said) is is_shut
 
 
 @pytest.mark.parametrize(
