@@ -29,8 +29,14 @@ def test_training_starts_while_the_dataset_arrives_and_a_shutdown_lets_it_save_f
     [
         # In each run of the tests: a machine that may not end itself.
         pytest.param(1, 3, "status 1", marks=pytest.mark.slow),
-        # The mail has the sync's own sentence: the log ends with the machine.
-        (2, 1, "boot failed at dataset: error: clip-7 is missing; upload it again"),
+        # The mail has the sync's own sentence: the log ends with the machine. In each run of the
+        # tests: test_service_failed.py.
+        pytest.param(
+            2,
+            1,
+            "boot failed at dataset: error: clip-7 is missing; upload it again",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_sync_that_fails_while_training_waits_for_it_ends_the_machine_or_the_run(

@@ -70,6 +70,7 @@ def test_training_does_not_start_on_a_machine_that_has_its_notice(rig: Rig) -> N
     assert rig.target_capacity() == 1
 
 
+@pytest.mark.slow  # weekly; in each run of the tests: test_service_failed.py
 def test_a_mistake_of_the_user_is_not_tried_again(rig: Rig) -> None:
     rig.order(run=2)
     machine = rig.machine()

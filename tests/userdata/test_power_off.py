@@ -121,6 +121,7 @@ def boot(root: Path, **more: str) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow  # weekly; in each run of the tests: a swap that fails
 def test_a_power_off_in_the_swap_of_bundles_leaves_the_run_its_first_one(root: Path) -> None:
     pristine = root.with_name("pristine")
     first = lay_bundles(root)

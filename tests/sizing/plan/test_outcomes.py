@@ -49,6 +49,7 @@ def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in
     assert "on demand; 100% of the runs need it, " in deadline_sentence(tight)
 
 
+@pytest.mark.slow  # weekly; 5 CPU seconds
 def test_the_fallback_costs_no_less_in_a_bad_case_than_spot_alone() -> None:
     """They stand on one screen: it had neither the range of the work nor the forecast's pools."""
     job = Request(workload="imagenet", recipe="full", size="g5.12xlarge", gpus=4, epochs=18)

@@ -48,6 +48,7 @@ def run_of(dataset: str, folder: Path, *options: str) -> Run:
     )
 
 
+@pytest.mark.slow  # weekly; in each run of the tests: test_kills.py and test_packing.py
 def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
     datasets: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
