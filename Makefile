@@ -158,7 +158,7 @@ OPTIONS = $(if $(SIZE),-c size=$(SIZE)) $(ARGS)
 synth: $(READY) $(WHEELS) ## cdk synth; SIZE=g5.2xlarge and ARGS="-c run_id=a" are options of this and the next five targets
 	@$(CDK) synth --quiet $(OPTIONS)
 
-diff: $(READY) $(WHEELS) ## what a deploy would change
+diff: $(READY) $(WHEELS) ## what a deploy would change in the account whose credentials it finds; without any: make review
 	@$(CDK) diff $(OPTIONS)
 
 review: $(READY) $(WHEELS) ## what this branch changes in data, runs, permissions and cost: make review BASE=main

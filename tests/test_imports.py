@@ -21,7 +21,10 @@ PLANTED = {
         "training/durable/record/head.py",
         "import boto3",
     ),
-    "the rooms of training/": ("training/durable/save/publish.py", "import training.engine.loop"),
+    "the packages of training/": (
+        "training/durable/save/publish.py",
+        "import training.engine.loop",
+    ),
     # A new file: a workload that no rule names is under them as well.
     "a workload imports the ground floor": (
         "training/workloads/moons.py",
@@ -36,7 +39,7 @@ PLANTED = {
         "training/workloads/expansion/layout.py",
         "import training.numerics",
     ),
-    "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.size_plan"),
+    "the packages of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.size_plan"),
     # A type import counts as any other.
     "no circles": (
         "sizing/plan/plan_inputs.py",

@@ -66,6 +66,23 @@ def test_an_import_of_the_stacks_leaves_an_app_s_errors_alone(bare: Path) -> Non
     assert run(bare, "-c", code).returncode == 0
 
 
+def test_runs_takes_the_environment_of_its_checkout_from_any_folder(tmp_path: Path) -> None:
+    """Outside the environment it said "operate/python: No such file"."""
+    (tmp_path / "a b/operate").mkdir(parents=True)
+    script = shutil.copy(REPOSITORY / "operate/runs", tmp_path / "a b/operate/runs")
+    done = run(script, "list", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"run `make setup` once in {tmp_path / 'a b'}\n")
+    python = tmp_path / "a b/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\necho "$PYTHONPATH:" "$@"\n')
+    python.chmod(0o755)
+    linked = python.with_name("runs")
+    linked.symlink_to(script)
+    for command in (script, linked):
+        assert run(command, "list", folder=tmp_path).stdout == f"{tmp_path}/a b: -m operate list\n"
+
+
 def test_make_passes_each_path_with_a_space_as_one_word(tmp_path: Path) -> None:
     checkout = tmp_path / "a folder"
     names = ("", "userdata/", "stacks/checkov/")
