@@ -99,7 +99,7 @@ test: $(GROUPS:%=.venv/.%) ## the tests that need no GPU, AWS account or root
 
 BASE ?= main
 test-changed: $(GROUPS:%=.venv/.%) ## the tests of the rooms that differ from BASE (main), and of those that depend on them
-	@$(BIN)/python -m pytest $(WORKERS) $$($(BIN)/python .ci/rooms.py --changed $(BASE)) $(ARGS)
+	@tests=$$($(BIN)/python .ci/rooms.py --changed '$(BASE)') && $(BIN)/python -m pytest $(WORKERS) $$tests $(ARGS)
 
 rooms: $(READY) $(GROUPS:%=.venv/.%) ## each room's tests alone, with only its packages and what it may import: make rooms ROOMS="sizing stacks"
 	@$(BIN)/python .ci/rooms.py $(ROOMS)
@@ -154,25 +154,26 @@ format: .venv/.dev ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-synth: $(READY) $(WHEELS) ## cdk synth; ARGS="-c size=g5.2xlarge" passes options to this and the next five targets
-	@$(CDK) synth --quiet $(ARGS)
+OPTIONS = $(if $(filter command%,$(origin SIZE)),-c size=$(SIZE)) $(ARGS)
+synth: $(READY) $(WHEELS) ## cdk synth; SIZE=g5.2xlarge and ARGS="-c run_id=a" are options of this and the next five targets
+	@$(CDK) synth --quiet $(OPTIONS)
 
-diff: $(READY) $(WHEELS) ## what a deploy would change
-	@$(CDK) diff $(ARGS)
+diff: $(READY) $(WHEELS) ## what a deploy would change in the account whose credentials it finds; without any: make review
+	@$(CDK) diff $(OPTIONS)
 
 review: $(READY) $(WHEELS) ## what this branch changes in data, runs, permissions and cost: make review BASE=main
-	@$(BIN)/python -m review $(or $(BASE),main) $(ARGS)
+	@$(BIN)/python -m review $(or $(BASE),main) $(OPTIONS)
 
 doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with the fix
-	@$(BIN)/python -m stacks.doctor $(ARGS)
+	@$(BIN)/python -m stacks.doctor $(OPTIONS)
 
 deploy: $(READY) $(WHEELS) ## cdk deploy TrainingStack, or Training-NAME, with what it shares first
-	@$(BIN)/python -m stacks.doctor --before deploy $(ARGS)
-	@$(CDK) deploy 'Training*' $(ARGS)
+	@$(BIN)/python -m stacks.doctor --before deploy $(OPTIONS)
+	@$(CDK) deploy 'Training*' $(OPTIONS)
 
 destroy: $(READY) ## cdk destroy the same; the buckets and the network stay
-	@$(BIN)/python -m stacks.doctor --before destroy $(ARGS)
-	@$(CDK) destroy 'Training*' $(ARGS)
+	@$(BIN)/python -m stacks.doctor --before destroy $(OPTIONS)
+	@$(CDK) destroy 'Training*' $(OPTIONS)
 
 aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables for cdk and aws: ARGS="--machines --port 0"
 	@$(BIN)/python -m rehearsal aws $(ARGS)

@@ -34,8 +34,11 @@ def needed_by(room: str) -> set[str]:
 
 
 def listed(*command: str) -> list[str]:
-    """Return the lines that a git command prints in the repository."""
-    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True)
+    """Return the lines that a git command prints in the repository; end if git refuses it."""
+    git = ["git", *command]
+    done = subprocess.run(git, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(2)
     return done.stdout.splitlines()
 
 
@@ -95,7 +98,8 @@ def test(room: str) -> bool:
 
 def changed(base: str) -> set[str]:
     """Return the rooms whose code or tests differ from the base, and dependents of such code."""
-    paths = [*listed("diff", "--name-only", base), *listed("ls-files", "-o", "--exclude-standard")]
+    paths = listed("diff", "--name-only", base, "--")
+    paths += listed("ls-files", "-o", "--exclude-standard")
     found = {path.partition("/")[0] for path in paths}
     while more := {room for room in ROOMS if needed_by(room) & found} - found:
         found |= more

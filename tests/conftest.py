@@ -66,6 +66,13 @@ GROUPS = {
     **dict.fromkeys(("av", "tensorboard"), "formats"),
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# How long an example takes says how busy the machine is.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("busy", settings(), deadline=None, suppress_health_check=slow)
+    settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

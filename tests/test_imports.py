@@ -21,13 +21,17 @@ PLANTED = {
         "training/durable/record/head.py",
         "import boto3",
     ),
-    "the rooms of training/": ("training/durable/save/publish.py", "import training.engine.loop"),
+    "the packages of training/": (
+        "training/durable/save/publish.py",
+        "import training.engine.loop",
+    ),
+    # A new file: a workload that no rule names is under them as well.
     "a workload imports the ground floor": (
-        "training/workloads/trajectory/model.py",
+        "training/workloads/moons.py",
         "import training.engine.loop",
     ),
     "a workload never imports another": (
-        "training/workloads/growth/growth_workload.py",
+        "training/workloads/moons.py",
         "import training.workloads.trajectory.model",
     ),
     "what recognizes a run": ("training/durable/record/metrics.py", "import torch"),
@@ -35,7 +39,7 @@ PLANTED = {
         "training/workloads/expansion/layout.py",
         "import training.numerics",
     ),
-    "the rooms of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.size_plan"),
+    "the packages of sizing/": ("sizing/catalogue/sizes.py", "import sizing.plan.size_plan"),
     # A type import counts as any other.
     "no circles": (
         "sizing/plan/plan_inputs.py",
@@ -52,7 +56,8 @@ def test_a_planted_import_breaks_each_rule(tmp_path: Path) -> None:
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     for name, line in PLANTED.values():
         path = tmp_path / name
-        path.write_text(f"{path.read_text()}\n{line}\n")
+        with path.open("a") as file:
+            file.write(f"\n{line}\n")
     linter = Path(sys.executable).parent / "lint-imports"
     done = subprocess.run(
         [linter, "--no-cache"], cwd=tmp_path, capture_output=True, text=True, check=False

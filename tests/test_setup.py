@@ -66,6 +66,23 @@ def test_an_import_of_the_stacks_leaves_an_app_s_errors_alone(bare: Path) -> Non
     assert run(bare, "-c", code).returncode == 0
 
 
+def test_runs_takes_the_environment_of_its_checkout_from_any_folder(tmp_path: Path) -> None:
+    """Outside the environment it said "operate/python: No such file"."""
+    (tmp_path / "a b/operate").mkdir(parents=True)
+    script = shutil.copy(REPOSITORY / "operate/runs", tmp_path / "a b/operate/runs")
+    done = run(script, "list", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"run `make setup` once in {tmp_path / 'a b'}\n")
+    python = tmp_path / "a b/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\necho "$PYTHONPATH:" "$@"\n')
+    python.chmod(0o755)
+    linked = python.with_name("runs")
+    linked.symlink_to(script)
+    for command in (script, linked):
+        assert run(command, "list", folder=tmp_path).stdout == f"{tmp_path}/a b: -m operate list\n"
+
+
 def test_make_passes_each_path_with_a_space_as_one_word(tmp_path: Path) -> None:
     checkout = tmp_path / "a folder"
     names = ("", "userdata/", "stacks/checkov/")
@@ -82,3 +99,34 @@ def test_make_passes_each_path_with_a_space_as_one_word(tmp_path: Path) -> None:
     assert {f"VIRTUAL_ENV={checkout}/.venv", f"{checkout}/operate/runs"} <= found
     assert {f"VIRTUAL_ENV={checkout}/.venv-checkov", "my program", "my source", "my data"} <= found
     assert not any(word.startswith("folder/") for word in found), found
+
+
+def test_each_target_that_synthesizes_takes_a_size() -> None:
+    """Those that ignored it showed, or deployed, another one."""
+    targets = ("synth", "diff", "review", "doctor", "deploy", "destroy")
+    done = run("make", "--dry-run", *targets, "SIZE=g6.xlarge", "ARGS=-c run_id=a")
+    commands = [line for line in done.stdout.splitlines() if "-c run_id=a" in line]
+    assert len(commands) == 8  # deploy and destroy call the doctor first
+    assert all(command.endswith(" -c size=g6.xlarge -c run_id=a") for command in commands)
+
+
+def test_fails_to_test_what_changed_since_an_unknown_commit(tmp_path: Path) -> None:
+    """It ran the whole suite behind git's refusal."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in ("Makefile", "package-lock.json", "pyproject.toml", ".ci/rooms.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for lock in ("", "-dev", "-examples", "-formats"):
+        (tmp_path / f"requirements{lock}.txt").touch()
+    for stamp in (".ready", ".dev", ".examples", ".formats"):
+        (tmp_path / ".venv" / stamp).touch()
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(
+        f'#!/bin/bash\n[[ $1 == .ci/* ]] && exec {shlex.quote(sys.executable)} "$@"\necho tested\n'
+    )
+    python.chmod(0o755)
+    done = run("make", "test-changed", "BASE=typo", folder=tmp_path)
+    assert done.returncode == 2 and "tested" not in done.stdout
+    assert done.stderr.splitlines()[0] == "fatal: bad revision 'typo'"
+    assert len(done.stderr.splitlines()) == 2, done.stderr

@@ -32,13 +32,19 @@ WORKLOADS: dict[str, str] = {
 # Refusals may name overrides, and then others; what follows a value is punctuation.
 _TRIES = 5
 _NAMED = re.compile(r"--override ([\w.]+)=(\S*[^\s,;.)])")
-# Listed here so that a typo is reported at once, without importing torch.
-_RECIPES: dict[str, tuple[str, ...]] = {
+# Listed so that a typo is reported at once, without importing torch: stacks reads both as text.
+RECIPES: dict[str, tuple[str, ...]] = {
     "detection": ("coco_12", "full", "laptop"),
     "growth": ("full", "laptop", "literal"),
     "imagenet": ("epochs_16", "epochs_40", "epochs_88", "full", "laptop"),
     "trajectory": (
-        *("demo", "full", "laptop", "magvit_b", "magvit_full", "magvit_laptop", "reference"),
+        "demo",
+        "full",
+        "laptop",
+        "magvit_b",
+        "magvit_full",
+        "magvit_laptop",
+        "reference",
     ),
 }
 
@@ -57,7 +63,7 @@ def check_recipe(workload: str | None, recipe: str | None) -> None:
     """Raise UserError for an unknown workload, or an unknown recipe of a known one."""
     if workload and workload != PROGRAM:
         _path(workload)
-    known = _RECIPES.get(workload or "", ())
+    known = RECIPES.get(workload or "", ())
     if recipe and known and recipe not in known:
         raise UserError(
             f"workload {workload!r} has no recipe {recipe!r}; {name_known(recipe, known)}"

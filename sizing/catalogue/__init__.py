@@ -1,7 +1,7 @@
 """Facts about EC2: sizes, GPUs, prices and other charges, each with its source.
 
 Promises that nothing here is computed by a model unless it says so. Reads its CSV files; only
-refresh.py calls AWS, and only on request. Uses no other room. Other packages use the names below.
+refresh.py calls AWS, and only on request. Uses no other package; others use the names below.
 """
 
 from sizing.catalogue.prices import PRICE_REGION, Price, alternates, hourly_price, spot_price

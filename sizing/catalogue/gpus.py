@@ -67,7 +67,6 @@ def find_gpu(name: str, memory_mib: int = 0) -> Gpu:
     if found is None:
         raise ValueError(
             f"no compute peak or bandwidth is known for {name or 'a size without a GPU'}; "
-            f"known are {', '.join(g for g in gpus() if 'RTX' not in g)}: "
-            "add it to sizing/catalogue/gpus.csv"
+            f"known are {', '.join(gpus())}: add it to sizing/catalogue/gpus.csv"
         )
     return found

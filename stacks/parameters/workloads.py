@@ -1,8 +1,8 @@
 """Facts about workloads, which stacks never imports: without them, a mistake would only fail on the
 first instance, after the deploy.
 
-Names and recipes of the registered ones are read from training's source. A user's own workload is
-imported by the trainer, in another process, which also measures it.
+Names and recipes of the registered ones are read from training/registry.py, as text. A user's own
+workload is imported by the trainer, in another process, which also measures it.
 """
 
 import ast
@@ -11,6 +11,7 @@ import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from contract.description import WorkloadDescription, describe
 from sizing import FOOTPRINTS_FORMAT, NotMeasuredError
@@ -20,25 +21,15 @@ _SCRATCH = TemporaryDirectory(prefix="footprints-")
 REGISTRY = ROOT / "training" / "registry.py"
 
 
-@cache
 def workloads() -> dict[str, str]:
-    """Return the registry of training/registry.py: a workload's name -> module:NAME."""
-    found = _assigned(REGISTRY, "WORKLOADS")
-    assert found is not None, f"{REGISTRY} assigns no dictionary to WORKLOADS"
-    names: dict[str, str] = ast.literal_eval(found)
-    return names
+    """Return the registered workloads: a workload's name -> module:NAME."""
+    return _assigned(REGISTRY, "WORKLOADS")
 
 
-@cache
 def recipes(workload: str) -> tuple[str, ...]:
-    """Return the names of a registered workload's recipes, from RECIPES in its package."""
-    module = workloads()[workload].partition(":")[0]
-    folder = ROOT.joinpath(*module.split(".")).parent
-    for path in sorted(folder.glob("*.py")):
-        found = _assigned(path, "RECIPES")
-        if found is not None:
-            return tuple(ast.literal_eval(key) for key in found.keys if key is not None)
-    raise AssertionError(f"no file of {folder} assigns a dictionary to RECIPES")
+    """Return the names of a registered workload's recipes."""
+    known: dict[str, tuple[str, ...]] = _assigned(REGISTRY, "RECIPES")
+    return known.get(workload, ())
 
 
 def is_own(workload: str) -> bool:
@@ -71,15 +62,10 @@ def footprints_of(own: WorkloadDescription) -> Path:
     return path
 
 
-def _assigned(path: Path, name: str) -> ast.Dict | None:
-    """Return the dictionary that a module assigns to `name`, directly or wrapped in a call."""
+@cache
+def _assigned(path: Path, name: str) -> dict[str, Any]:
+    """Return the dictionary of literals that a module assigns to `name: dict[...]`."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if not isinstance(node, ast.Assign | ast.AnnAssign):
-            continue
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            value = node.value
-            if isinstance(value, ast.Call) and value.args:
-                value = value.args[0]
-            return value if isinstance(value, ast.Dict) else None
-    return None
+        if isinstance(node, ast.AnnAssign) and node.value and ast.unparse(node.target) == name:
+            return dict(ast.literal_eval(node.value))
+    raise AssertionError(f"{path} assigns no dictionary to {name}: dict[...]")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import app as cdk_app
-from stacks.parameters import checks
-from stacks.parameters.workloads import workloads
+from stacks.parameters import workloads
 
 Template = dict[str, Any]
 Synthesize = Callable[..., dict[str, Template]]
@@ -40,11 +39,12 @@ def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Synthesize:
 
 
 @pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry has a workload, clips, that nobody has measured yet."""
-    known = {**workloads(), "clips": "training.clips.workload:CLIPS"}
-    monkeypatch.setattr(checks, "workloads", lambda: known)
-    monkeypatch.setattr(checks, "recipes", lambda workload: ("full",))
+def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The registry has two lines on a workload, clips, that nobody has measured yet."""
+    names = {**workloads.workloads(), "clips": "training.clips.workload:CLIPS"}
+    recipes = {name: workloads.recipes(name) or ("full",) for name in names}
+    monkeypatch.setattr(workloads, "REGISTRY", tmp_path / "registry.py")
+    workloads.REGISTRY.write_text(f"WORKLOADS: dict = {names}\nRECIPES: dict = {recipes}\n")
 
 
 @pytest.fixture(scope="session")

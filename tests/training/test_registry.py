@@ -13,7 +13,7 @@ from tests.training.tiny import TINY
 from training.cli.run import parse_prediction
 from training.durable.record.run import RunConfig, ensure_run_config
 from training.durable.store.folder import FolderStore, open_store
-from training.registry import _RECIPES, WORKLOADS, load_workload, parse_overrides, resolve_config
+from training.registry import RECIPES, WORKLOADS, load_workload, parse_overrides, resolve_config
 from training.settings import recorded
 from training.workloads.detection.detection_workload import DETECTION
 
@@ -54,7 +54,7 @@ def test_fails_for_an_override_that_cannot_be(pairs: list[str], says: str) -> No
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_recipes_that_are_known_without_torch_are_the_workload_s(name: str) -> None:
-    assert list(_RECIPES[name]) == sorted(load_workload(name).recipes)
+    assert list(RECIPES[name]) == sorted(load_workload(name).recipes)
 
 
 def test_a_mistyped_recipe_is_answered_without_torch() -> None:

@@ -25,6 +25,7 @@ from stacks.parameters import StackParameters
 from stacks.program_source import write_source
 from stacks.user_data import render
 from training.durable.store.local_dataset import LocalDataset
+from userdata.run_env import read_run_env
 
 REPOSITORY = Path(__file__).parents[2]
 USERDATA = REPOSITORY / "userdata"
@@ -165,25 +166,18 @@ class Rig:
         return int(config["TargetCapacity"])
 
     def run_env(self, **changes: str | None) -> dict[str, str]:
-        """A whole run.env; None takes a variable out."""
+        """A whole run.env, the example's but for this; None takes a variable out."""
         variables: dict[str, str | None] = {
+            **read_run_env(USERDATA / "run.env.example"),
             "RUN_ID": self.run_id,
-            "WORKLOAD": "trajectory",
             "RECIPE": "laptop",
             "OVERRIDES": '"epochs=2 width=64"',
             "PREDICTION": '"size=g5.xlarge hours_p50=0.2"',
             "DATASET_URI": "s3://datasets/trajectory",
             "RUN_URI": f"s3://runs/runs/{self.run_id}",
             "BUNDLE_URI": f"s3://assets/{self.bundle}",
-            "DATA_MOUNT": "/data",
-            "DATA_ON": "ebs",
-            "DATA_DEVICE_NAME": "/dev/sdf",
-            "NUM_GPUS": "1",
             "TRAINER_OPTIONS": '"checkpoint_interval=2epochs keep=3"',
-            "NOTICE_BUDGET_SECONDS": "120",
-            "DATASET_WAIT_SECONDS": "1800",
             "STACK_NAME": "TrainingStack",
-            "AWS_REGION": "us-east-1",
             "FLEET_PARAMETER": self.parameter,
             **changes,
         }

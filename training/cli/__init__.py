@@ -1,4 +1,4 @@
 """The commands of `python -m training`, one file per group; only they read the environment.
 
-Uses every other room.
+Uses every other package.
 """

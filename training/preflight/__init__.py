@@ -1,5 +1,5 @@
 """Checks before an attempt starts: the workload, memory, the machine, the run's origin.
 
-Promises that what cannot work is refused before it costs time. Uses training/engine and the rooms
-below it.
+Promises that what cannot work is refused before it costs time. Uses training/engine and the
+packages below it.
 """

@@ -3,7 +3,7 @@
 A workload's attempts: `injector` has the kills of one, `attempt` runs it, `experiment` interrupts
 it and compares its run with the uninterrupted one. A program's lives: `check.lives`. Left out of
 the bundle that instances run; nothing in the engine imports it. Uses training/engine,
-training/preflight and the rooms below them.
+training/preflight and the packages below them.
 """
 
 from typing import TYPE_CHECKING

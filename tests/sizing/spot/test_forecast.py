@@ -87,7 +87,7 @@ def test_many_interruptions_are_extended_from_fewer() -> None:
     assert spread == pytest.approx((short.hours_p90 / short.hours_p50 - 1) / math.sqrt(10), rel=0.3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     work=st.floats(60, 30 * DAY),
     rate=st.floats(0, 2),

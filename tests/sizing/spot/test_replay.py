@@ -45,7 +45,7 @@ seconds = st.floats(1, 20_000)
 worlds = st.lists(st.tuples(seconds, st.one_of(st.just(0.0), seconds), st.booleans()), max_size=25)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     world=worlds,
     restart=st.floats(0, 900),

@@ -126,6 +126,5 @@ TestEightGuards = EightGuards.TestCase
 TestEightGuards.settings = settings(
     max_examples=15,
     stateful_step_count=20,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

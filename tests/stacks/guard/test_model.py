@@ -19,7 +19,6 @@ def _settings(max_examples: int, steps: int = 40) -> settings:
     return settings(
         max_examples=max_examples,
         stateful_step_count=steps,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 

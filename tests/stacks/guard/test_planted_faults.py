@@ -190,7 +190,6 @@ def test_the_model_check_finds_a_fault(
     quick = settings(
         max_examples=2_000,
         stateful_step_count=40,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

@@ -56,7 +56,9 @@ class ReportedProgress:
         self.last: dict[str, float] = {}  # the newest value of each metric
         self.snapshot = 0  # the number of the last one that this attempt has committed
         self.has_steps = False
-        self._low = set[int]()  # steps of its first rows: a third one is no epoch
+        # After a resume, a step that is not above it counts if its row has a loss, or as the third
+        # such number, as fewer may be epochs; then the lowest of the three was the first step.
+        self._low = set[int]()
         self.first_step: int | None = None
         self._metrics = metrics
         self._began = self._stepped = time.monotonic()

@@ -306,6 +306,6 @@ class Writers(RuleBasedStateMachine):
 
 
 Writers.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
 TestWriters = pytest.mark.filterwarnings("default")(Writers.TestCase)

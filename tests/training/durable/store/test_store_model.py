@@ -192,7 +192,6 @@ def test_a_store_does_what_a_dictionary_does(store_uri: str, tmp_path: Path) -> 
             derandomize=True,
             # Hundreds of requests for each example: what breaks a promise is shown as it was drawn.
             phases=[phase for phase in Phase if is_folder or phase is not Phase.shrink],
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

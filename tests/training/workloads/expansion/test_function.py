@@ -134,7 +134,7 @@ def packed_logits(state: Mapping[str, Tensor]) -> Tensor:
     return norm(x_BTD, state["ln_f"]) @ state["wte"].T
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     factors=st.dictionaries(st.sampled_from(["width", "heads", "hidden"]), st.integers(1, 4)),
     noise=st.sampled_from([0.0, 1.0]),

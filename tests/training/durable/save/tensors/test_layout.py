@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
@@ -69,7 +69,6 @@ def same(one: Tensor, other: Tensor) -> bool:
     )
 
 
-@settings(deadline=None)
 @given(tensors=TENSORS, cuts=st.lists(st.integers(0, 600), max_size=4))
 def test_any_tensors_cut_anywhere_are_what_the_library_reads(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], cuts: list[int]
