@@ -21,6 +21,8 @@ from stacks.parameters import StackParameters
 State = Literal["ok", "warning", "problem"]
 DATASET, NETWORK = "DatasetStack", "NetworkStack"
 _POLICY = Path(__file__).parents[2] / "docs/deployer.md"
+# What a bucket's owner need not allow another account.
+_NEEDED_BY_NO_RUN = ("GetBucketLocation", "GetBucketEncryption")
 _OF_IDENTITY_CENTER = "AWSReservedSSO_"
 _OTHER = "use credentials with the policy of docs/deployer.md, or an administrator's"
 
@@ -147,7 +149,8 @@ def _denied(call: str, message: str, target: DeployTarget) -> Diagnosis:
     if why == explain_denial("", action) and kind in ("role", "user"):  # no word of the policy
         why = explain_denial(f"because no {_simulated(target, kind, name, action)}", action)
     what = f"not checked: {why}" + f" (asked by {sid} of docs/deployer.md)" * bool(sid)
-    if "service control" in why or "resource control" in why:
+    is_of_owner = "bucket's policy" in why and call in _NEEDED_BY_NO_RUN
+    if "service control" in why or "resource control" in why or is_of_owner:
         return warning(what=what, fix=_OTHER)  # nor can anybody else here check it
     if not statement or "identity-based" not in why or kind not in ("role", "user"):
         return problem(what=what, fix=_OTHER)

@@ -138,7 +138,7 @@ def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def buckets_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check the buckets that are given: DatasetStack's own are right."""
-    for which in ("dataset", "run"):
+    for which in ("run", "dataset"):
         if bucket := getattr(target.parameters, f"{which}_bucket"):
             yield _can_be_used(target, which, bucket)
 

@@ -82,8 +82,9 @@ class Ledger:
     """All attempts of the run, including instances that EC2 no longer lists (after an hour)."""
 
     attempts: dict[str, MachineAttempt] = field(default_factory=dict)
-    # The start of the present series of attempts: the Guard's last stop, the end of the run, or of
-    # a time in which no call read the head: what kept S3 from the Guard may have failed them.
+    # The start of the present series of attempts: the Guard's last stop, the end of the run, of a
+    # time in which no call read the head (what kept S3 from the Guard may have failed them), or of
+    # one at zero: a stop may not have been kept.
     stopped: float = 0.0
     # The newest commit so far: `reopen --from-checkpoint` leaves only older ones in the head.
     committed: float = 0.0
@@ -210,6 +211,8 @@ class Ledger:
             for fleet_id in sorted({*self.at_zero, *capacity})
             if capacity.get(fleet_id, 0) == 0
         }
+        if capacity.get(own or "") == 0:
+            self.stopped = now
         # A machine ends the wait, also in a call in which EC2 says nothing of the fleet.
         if capacity.get(own or "") == 0 or any(each.is_live for each in self.attempts.values()):
             self.waiting = 0.0

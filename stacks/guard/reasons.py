@@ -120,7 +120,8 @@ def _barren(tick: Tick) -> Reason | None:
     is_unknown = tick.head is None or not tick.is_read
     if (is_unknown and not tick.is_refused) or len(barren) < settings.max_barren_attempts:
         return None
-    if tick.ledger.is_barren_on_spot(settings):
+    # A market is chosen by the head, so none is tried while it is refused.
+    if tick.ledger.is_barren_on_spot(settings) and not tick.is_refused:
         return None
     # A message that several machines share is listed once.
     senders: dict[str, list[str]] = {}
@@ -129,10 +130,9 @@ def _barren(tick: Tick) -> Reason | None:
         senders.setdefault(message, []).append(_named(name, each))
     advice = "Fix what they report first."
     if tick.is_refused:
-        advice = (
-            f"S3 refuses the Guard, and perhaps the machines, what is below {settings.run_uri}: "
-        )
-        advice += "look at the bucket's name and policy, and at the policy of the key."
+        said = next(each for each in tick.failed if each.startswith("head: "))
+        advice = f"S3 refuses the Guard, and perhaps the machines, the run's {said}\n"
+        advice += "Look at the bucket's name and policy, and at the key: its state and its policy."
     elif "Client.InternalError" in "".join(senders):
         advice = EBS_KEY
     return Reason(

@@ -18,7 +18,10 @@ DONE_STATES = frozenset(["finished", "failed"])
 # The longest that a call takes (the function's timeout): until then it sends its own notes.
 CALL_SECONDS = 180.0
 # What S3 answers until somebody changes a policy, a key or a bucket's name.
-LASTING = ("(AccessDenied)", "(NoSuchBucket)", "(KMS.DisabledException)", "(KMS.NotFoundException)")
+LASTING = (
+    "(AccessDenied)", "(NoSuchBucket)",
+    "(KMS.DisabledException)", "(KMS.KMSInvalidStateException)", "(KMS.NotFoundException)",
+)  # fmt: skip
 T = TypeVar("T")
 
 
