@@ -122,10 +122,9 @@ def _trained(record: RunConfig) -> str:
 def _good(history: History) -> str:
     """Say the last stage's share that is right, or its first metric, the others', and chance."""
     stages = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
-    values = [line["values"] for line in history.lines if line["kind"] == "metrics"]
     if not stages:
-        last = dict(pair for each in values for pair in each.items())
-        return ", ".join(f"{n} {_readable(v)}" for n, v in last.items()) or "not evaluated"
+        last = _last_values(history)
+        return ", ".join(f"{n} {value}" for n, value in last.items()) or "not evaluated"
     *_, stage = stages
     name = next((n for n in _SHARES if n in stages[stage]), next(iter(stages[stage]), ""))
     of_all = {each: metrics[name] for each, metrics in stages.items() if name in metrics}
@@ -266,8 +265,7 @@ def _metrics(history: History) -> str:
 
 def _left_by_program(store: Store, history: History) -> str:
     """Show the last value of each metric, and what the program left."""
-    reported = [line["values"] for line in history.lines if line["kind"] == "metrics"]
-    found = {name: _readable(value) for values in reported for name, value in values.items()}
+    found = _last_values(history)
     receipt = parse_receipt(store.get(RECEIPT))
     for kind in ("final", "checkpoint"):
         if files := receipt.get(f"{kind}_files"):
@@ -275,6 +273,11 @@ def _left_by_program(store: Store, history: History) -> str:
     if "exit_code" in receipt:
         found["exit code"] = _readable(receipt["exit_code"])
     return table([*found.items()]) if found else "<p>None yet.</p>"
+
+
+def _last_values(history: History) -> dict[str, str]:
+    reported = [line["values"] for line in history.lines if line["kind"] == "metrics"]
+    return {name: _readable(value) for values in reported for name, value in values.items()}
 
 
 def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
