@@ -507,7 +507,7 @@ class SweptRuns:
         """The runs in the order in which they were drawn."""
         found = []
         for run in self.sweep.runs:
-            store = open_store(f"{self.store.uri}/{run.name}")
+            store = open_store(f"{self.store.uri}/{run.name}", near=self.store)
             found.append(_SweptRun(run=run, store=store, head=Head.read(store)))
         return found
 
