@@ -100,7 +100,7 @@ def _taken_before(event: Entry, lines: deque[Entry]) -> Iterator[Entry]:
     is_end, step = event["name"] in _ENDS, event.get("step")
     if not is_end and (event["name"] != "committed" or step is None):
         return
-    while lines and (is_end or lines[0]["kind"] != "printed" and lines[0].get("step", 0) <= step):
+    while lines and (is_end or (lines[0]["kind"] != "printed" and lines[0].get("step", 0) <= step)):
         yield lines.popleft()
 
 
