@@ -91,9 +91,7 @@ class RunTrace:
 def _record(data: bytes, of: Sequence[str] = ()) -> dict[str, Any] | None:
     """Return an object's content, or what it has of these names; None if it is damaged."""
     try:
-        found = json.loads(
-            data, object_hook=lambda each: {n: each[n] for n in of or each if n in each}
-        )
+        found = json.loads(data, object_hook=lambda d: {n: d[n] for n in of or d if n in d})
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

@@ -254,8 +254,7 @@ def _settings(options: argparse.Namespace) -> JobSettings:
 def _refuse_fields(options: argparse.Namespace) -> None:
     """Have the trainer refuse the jobs' recipes, in one process for all: it imports torch."""
     if options.fields:
-        first, *others = options.fields
-        describe(options.workload, options.recipe, first, also=others)
+        describe(options.workload, options.recipe, options.fields[0], also=options.fields[1:])
 
 
 def _channels(options: argparse.Namespace) -> dict[str, str]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from training.durable.program.event_file import EventFile, MetricRow
@@ -302,10 +301,8 @@ class _LightningCsv(_TextFile):
         """Pass over its rows, counted for when it is rewritten."""
         super().skip()
         with self._path.open("rb") as file:
-            header = _text(file.readline(_MAX_READ_BYTES))
-            chunks = iter(partial(file.read, _MAX_READ_BYTES), b"")
-            self._num_read = self._num_seen = sum(chunk.count(b"\n") for chunk in chunks)
-        self._columns = next(csv.reader([header]), [])
+            self._columns = next(csv.reader([_text(file.readline())]), [])
+            self._num_read = self._num_seen = sum(line.endswith(b"\n") for line in file)
 
     def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
         if lines and is_first:
