@@ -43,12 +43,13 @@ def describe(
     source: Path | None = None,
     manifest: Path | None = None,
     measured: bool = False,
+    also: Sequence[Sequence[str]] = (),
 ) -> WorkloadDescription:
     """Have the trainer import a workload; a refusal is raised as a UserError of one sentence.
 
     `source` is the folder of a user's workload; the trainer sees only what travels to a machine.
     With a dataset's `manifest`, a recipe that does not fit it is refused. `measured` adds
-    footprints, which takes seconds.
+    footprints, which takes seconds. `also` are more overrides to check: each call imports torch.
     """
     words = ["describe", workload, "--recipe", recipe]
     words += [word for pair in overrides for word in ("--override", pair)]
@@ -58,6 +59,10 @@ def describe(
         if source is not None:
             copy_source(source, Path(folder))
             words += ["--source", folder]
+        if also:
+            others = Path(folder, "also.json")
+            others.write_text(json.dumps(also), encoding="utf-8")
+            words += ["--also", str(others)]
         command = [sys.executable, "-m", "training", *words]
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -15,6 +15,8 @@ from contract.lineage import Line
 from contract.metrics import LineReader, metrics_objects
 
 _READERS = 16
+# What the rules read of past heads, of which a run has 10,000 a day.
+_OF_HEAD = ("checkpoints", "generation", "name", "nonce", "state", "writer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,7 @@ class RunTrace:
 
         def read(version: str) -> dict[str, Any]:
             of = {"Bucket": bucket, "Key": f"{prefix}/{HEAD}", "VersionId": version}
-            return _record(client.get_object(**of)["Body"].read()) or {}
+            return _record(client.get_object(**of)["Body"].read(), _OF_HEAD) or {}
 
         heads.reverse()  # S3 lists the newest first
         with ThreadPoolExecutor(_READERS, thread_name_prefix="get") as pool:
@@ -86,10 +88,14 @@ class RunTrace:
         return replace(self, heads=past, deleted=deleted, events=events)
 
 
-def _record(data: bytes) -> dict[str, Any] | None:
-    """Return an object's content; None if it is damaged."""
+def _record(data: bytes, of: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Return an object's content, or what it has of these names; None if it is damaged."""
+
+    def named(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: found[name] for name in of if name in found}
+
     try:
-        found = json.loads(data)
+        found = json.loads(data, object_hook=named if of else None)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

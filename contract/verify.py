@@ -152,6 +152,8 @@ def _deletions(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
 
 def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
     """A notice is answered in time: the state is committed before the machine is taken."""
+    # One that a person restored was heard of when it was first written.
+    written = {head.get("nonce", when): (when, head) for when, head in reversed(trace.heads)}
     for life in _lives(trace):
         names, own = [event["name"] for event in life], life[0]["generation"]
         if "notice" not in names:
@@ -159,8 +161,6 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         notice, after = life[names.index("notice")], life[names.index("notice") + 1 :]
         left, told = notice["seconds_left"], notice.get("stored") or 0.0
         answer = next((each for each in after if each["name"] in _ANSWERS), {})
-        # One that a person restored was heard of when it was first written.
-        written = {head.get("nonce", when): (when, head) for when, head in reversed(trace.heads)}
         heads = [(when, h["state"]) for when, h in written.values() if h["generation"] == own]
         heard = max([when for when, _ in heads], default=told)
         ended = [when for when, state in heads if when > told - 1.0 and state in _ANSWERS]

@@ -4,7 +4,8 @@ Only events have times; other lines come, in order, between their generation's t
 """
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -39,21 +40,19 @@ class RunLog:
         for event in events:
             if event["name"] == "take-over":
                 self._machines[int(event["generation"])] = str(event["instance_id"])
-        waiting: dict[int, list[Entry]] = {}
+        waiting: dict[int, deque[Entry]] = {}
         for line in chain(self._metrics.new(is_last=is_last), self._new_prints(is_last)):
-            waiting.setdefault(int(line["generation"]), []).append(line)
+            waiting.setdefault(int(line["generation"]), deque()).append(line)
         for event in events:
-            lines = waiting.get(self._generation, [])
-            taken = _num_before(event, lines)
-            yield from self._shown(lines[:taken])
-            del lines[:taken]
+            lines = waiting.get(self._generation, deque())
+            yield from self._shown(_taken_before(event, lines))
             if event["name"] == "take-over":
                 self._generation = int(event["generation"])
             yield {"machine": event["instance_id"], "text": _event_text(event), **event}
         for generation in sorted(waiting):
             yield from self._shown(waiting[generation])
 
-    def _shown(self, lines: list[Entry]) -> Iterator[Entry]:
+    def _shown(self, lines: Iterable[Entry]) -> Iterator[Entry]:
         for line in lines:
             if text := self._text(line):
                 machine = self._machines.get(int(line["generation"]), "")
@@ -96,15 +95,13 @@ class RunLog:
                 yield {"kind": "printed", "generation": generation, "text": each}
 
 
-def _num_before(event: Entry, lines: list[Entry]) -> int:
-    """Return how many of its generation's lines come before an event."""
-    step, name = event.get("step"), event["name"]
-    if name in _ENDS:
-        return len(lines)
-    if name != "committed" or step is None:
-        return 0
-    is_later = [line["kind"] == "printed" or line.get("step", 0) > step for line in lines]
-    return is_later.index(True) if True in is_later else len(lines)
+def _taken_before(event: Entry, lines: deque[Entry]) -> Iterator[Entry]:
+    """Take those of its generation's lines that come before an event."""
+    is_end, step = event["name"] in _ENDS, event.get("step")
+    if not is_end and (event["name"] != "committed" or step is None):
+        return
+    while lines and (is_end or (lines[0]["kind"] != "printed" and lines[0].get("step", 0) <= step)):
+        yield lines.popleft()
 
 
 def _event_text(event: Entry) -> str:

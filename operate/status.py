@@ -21,8 +21,8 @@ from sizing import table_cell, table_heading
 from stacks import Ledger, StackFleet, StackInstance, instances_of_stack, spot_prices
 from training.durable import Head, History, RunConfig, get_each, open_store, read_goodput
 
-# Compressed: 60,000 steps or more, which take seconds to read.
-_MOST_METRICS_BYTES = 4_000_000
+# Compressed 60,000 steps or more, which take seconds to read, as do these events, one by one.
+_MOST_METRICS_BYTES, _MOST_EVENTS = 4_000_000, 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:
 def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
     """Return the current status of the run.
 
-    `bought` repeats what an earlier call said of its goodput, for which it reads every step.
+    `bought` repeats what an earlier call said of its goodput, for which it reads all of it.
     """
     sight, config = look(run), RunConfig.read(run.store)
     head, ledger, state = sight.head, sight.ledger, sight.state
@@ -101,7 +101,8 @@ def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
     if left and age and state == "running":
         left = max(0.0, left - age)
     line, one = next(_steps(run), {}), sight.live[-1] if sight.live else None
-    if bought is None and sum(run.store.sizes(METRICS).values()) <= _MOST_METRICS_BYTES:
+    is_short = bought is None and len(keys) <= _MOST_EVENTS
+    if is_short and sum(run.store.sizes(METRICS).values()) <= _MOST_METRICS_BYTES:
         bought = read_goodput(run.store, json.loads(ledger.to_json()), sight.now).sentence()
     holder = head.writer if head and state == "running" else None
     hourly = 0.0
@@ -125,7 +126,7 @@ def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
         "usd_spent": round(ledger.billed_usd(), 4) if ledger.attempts else None,
         "usd_to_come": None if left is None or not hourly else round(left / 3600 * hourly, 4),
         "usd_limit": (run.settings.max_usd or None) if run.stack else None,
-        "goodput": bought or f"`runs cost {run.id}` reads its many steps",
+        "goodput": bought or f"`runs cost {run.id}` reads its many steps and events",
         "stack": run.stack or None,
         "kept_in": run.uri,
     }

@@ -13,7 +13,8 @@ from string import Template
 from typing import Any, Literal
 
 _FOLDER = Path(__file__).parent
-_MOST_POINTS = 1000
+# Points of a curve; fewer where a chart has many curves.
+_MOST_POINTS, _LEAST_POINTS, _MOST_OF_CHART = 1000, 50, 20_000
 
 Tone = Literal["good", "bad", "open"]
 Kind = Literal["boot", "trained", "lost", "done", "bad-end", "planned"]
@@ -60,16 +61,11 @@ def page(*, title: str, verdict: str, tone: Tone, sections: Mapping[str, str]) -
 
 def chart(curves: Sequence[Curve], *, y_label: str, marks: Sequence[float] = ()) -> str:
     """Draw curves over the steps, with a dashed line at each of `marks`; "" without points."""
-    curves = [_thinned(curve) for curve in curves if len(curve.x)]
+    curves = [curve for curve in curves if len(curve.x)]
     if not curves:
         return ""
-    xs = sorted({float(x) for curve in curves for x in curve.x})
-    drawn: list[dict[str, Any]] = []
-    for curve in curves:
-        points = {float(x): float(y) for x, y in zip(curve.x, curve.y, strict=True)}
-        ys = [y if (y := points.get(x)) is not None and math.isfinite(y) else None for x in xs]
-        drawn.append({"name": curve.name, "is_reference": curve.is_reference, "y": ys})
-    data = {"x": xs, "curves": drawn, "marks": [float(x) for x in marks]}
+    most = min(_MOST_POINTS, max(_LEAST_POINTS, _MOST_OF_CHART // len(curves)))
+    data = {"curves": [_drawn(curve, most) for curve in curves], "marks": list(marks)}
     text = json.dumps(data | {"x_label": "step", "y_label": y_label}, allow_nan=False)
     # No text of a run may close the script element that contains it.
     return f'<div class="chart"><script type="application/json">{_in_script(text)}</script></div>'
@@ -131,14 +127,15 @@ def _in_script(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _thinned(curve: Curve) -> Curve:
+def _drawn(curve: Curve, most: int) -> dict[str, Any]:
     """Keep the lowest and highest point of each stretch of a long curve, so no spike is lost."""
     num = len(curve.x)
-    if num <= _MOST_POINTS:
-        return curve
-    size = -(-num // (_MOST_POINTS // 2))
-    spans = [range(first, min(first + size, num)) for first in range(0, num, size)]
-    extremes = {at(span, key=curve.y.__getitem__) for span in spans for at in (min, max)}
-    kept = sorted({0, num - 1} | extremes)
-    x, y = [curve.x[at] for at in kept], [curve.y[at] for at in kept]
-    return Curve(name=curve.name, x=x, y=y, is_reference=curve.is_reference)
+    kept: Sequence[int] = range(num)
+    if num > most:
+        size = -(-num // (most // 2))
+        spans = [range(first, min(first + size, num)) for first in range(0, num, size)]
+        extremes = {at(span, key=curve.y.__getitem__) for span in spans for at in (min, max)}
+        kept = sorted({0, num - 1} | extremes)
+    ys = [float(y) if math.isfinite(y := curve.y[at]) else None for at in kept]
+    about = {"name": curve.name, "is_reference": curve.is_reference}
+    return about | {"x": [curve.x[at] for at in kept], "y": ys}

@@ -52,6 +52,7 @@ def sagemaker_command(
 
 def _submit(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
     request = training_job(_settings(options))
+    _refuse_fields(options)
     note = price_note(options.instance_type, options.max_hours, options.instances)
     print(note, file=sys.stderr)
     if options.dry_run:
@@ -94,6 +95,7 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
         # Long names are truncated, but must still differ.
         options.job_name = job_name(options.run_uri, f"{number}-{now}")
         jobs[run.name] = service_job(training_job(_settings(options)), options)
+    _refuse_fields(options)
     note = price_note(options.instance_type, options.max_hours, options.instances)
     print(f"{len(jobs)} runs; each: {note}", file=sys.stderr)
     affordable = list(jobs)
@@ -236,7 +238,7 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     others = [name for name in pairs if name not in SAGEMAKER_OPTIONS]
     recipe = {recipe_field(name, options.workload): pairs[name] for name in others}
     if recipe and options.workload in known:  # the user's own is in the image
-        describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])
+        options.fields.append([f"{n}={v}" for n, v in recipe.items()])
     parsed = {
         "job_name": options.job_name or job_name(options.run_uri, _now()),
         "hyperparameters": {**own, **hyperparameters, **recipe},
@@ -247,6 +249,12 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     names = {field.name for field in fields(JobSettings)}
     plain = {name: value for name, value in vars(options).items() if name in names}
     return JobSettings(**{**plain, **parsed})
+
+
+def _refuse_fields(options: argparse.Namespace) -> None:
+    """Have the trainer refuse the jobs' recipes, in one process for all: it imports torch."""
+    if options.fields:
+        describe(options.workload, options.recipe, options.fields[0], also=options.fields[1:])
 
 
 def _channels(options: argparse.Namespace) -> dict[str, str]:
@@ -294,6 +302,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     # What `runs resume` passes again.
     options.arguments = [word for word in arguments if word != "--dry-run"]
+    options.fields = []  # of each job's recipe
     return options
 
 

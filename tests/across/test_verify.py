@@ -58,6 +58,7 @@ def test_a_buckets_past_is_sound_until_somebody_breaks_a_rule(
 
         trace = History.trace(store).with_past(client, bucket, prefix)
         assert [head["generation"] for _, head in trace.heads] == [1, 1, 1, 1, 2, 2, 2]
+        assert all("run_id" not in head for _, head in trace.heads), "what no rule reads"
         assert first in trace.deleted
         assert all(isinstance(each["stored"], float) for each in trace.events)
         assert [each.rule for each in verify(trace) if each.broken] == broken() == []

@@ -309,6 +309,23 @@ def test_a_head_that_a_person_restores_is_no_sign_of_its_writer() -> None:
     assert [why for why in broken_rules(later) if "notices-answered" in why]
 
 
+def test_the_heads_are_gone_through_once_however_many_notices_came() -> None:
+    """A run of weeks has 10,000 heads a day, and a machine's loss each hour."""
+    num_read = 0
+
+    class Head(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal num_read
+            num_read += key == "nonce"
+            return super().get(key, default)
+
+    trace = sound()
+    told = [each for each in trace.events if each["instance_id"] == "i-2"]
+    heads = [(when, Head(one)) for when, one in trace.heads]
+    verify(replace(trace, heads=heads, events=[*trace.events, *told * 5]))
+    assert num_read == len(heads)
+
+
 @pytest.mark.parametrize(("minutes", "is_kept"), [(12, True), (18, False)])
 def test_a_machine_that_a_deploy_starts_beyond_the_limit_has_a_tick_to_be_seen(
     minutes: float, is_kept: bool

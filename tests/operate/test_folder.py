@@ -254,6 +254,17 @@ def test_followed_lines_come_once_and_an_unfinished_one_when_it_ends(stopped: Pa
     assert bar.endswith(" 99%") and " 1%" not in bar
 
 
+@pytest.mark.parametrize("most", [1, 10_000])
+def test_the_status_of_a_run_with_many_events_leaves_them_to_its_cost(
+    stopped: Path, most: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request for each took minutes of a script that commits often."""
+    monkeypatch.setattr("operate.status._MOST_EVENTS", most)
+    assert main(["status", str(stopped), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["goodput"]
+    assert (said == "`runs cost mine` reads its many steps and events") == (most == 1)
+
+
 def test_it_answers_within_a_second_without_torch_from_any_folder(
     stopped: Path, tmp_path: Path
 ) -> None:

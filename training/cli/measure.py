@@ -342,6 +342,7 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
     add("--source", type=Path, metavar="FOLDER", help="the folder of your own module")
     add("--manifest", type=Path, metavar="FILE", help="the dataset's: refuse what does not fit it")
     add("--measure", action="store_true", help="include its footprints, as `measure` counts them")
+    add("--also", type=Path, metavar="FILE", help="JSON lists of more overrides, all to be checked")
     parser.set_defaults(act=_describe)
 
 
@@ -363,6 +364,8 @@ def _describe(options: argparse.Namespace) -> int:
     overrides = {**fitted(workload, recipe, overrides, meta), **overrides}
     stages = ResolvedWorkload.of(workload, recipe, overrides).stages
     refuse_dataset(meta, stages)
+    for others in json.loads(options.also.read_text(encoding="utf-8")) if options.also else ():
+        ResolvedWorkload.of(workload, recipe, parse_overrides(others))
     rows, why = _footprints(options.workload, recipe, overrides) if options.measure else ([], "")
     described = WorkloadDescription(
         recipe=recipe,

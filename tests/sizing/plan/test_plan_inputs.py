@@ -145,6 +145,17 @@ def test_a_stage_that_waits_for_data_is_told_what_is_faster(
     assert any(sentence in warning for warning in check_plan(make_plan(request)).warnings)
 
 
+@pytest.mark.parametrize(("num_bytes", "says"), [(1000, True), (3_000_000, False)])
+def test_a_dataset_whose_files_take_longer_than_its_bytes_is_told_to_be_packed(
+    num_bytes: int, says: bool
+) -> None:
+    files = (num_bytes,) * 1_281_167
+    dataset = DatasetFacts(name="own", num_bytes=sum(files), file_bytes=files)
+    found = check_plan(imagenet(dataset)).warnings
+    sentence = "a sync of 1,281,167 files takes about 32 minutes and $0.51 on each machine"
+    assert any(sentence in warning for warning in found) is says
+
+
 def test_a_recipe_with_smaller_features_fetches_fewer_bytes() -> None:
     full, reference = (
         make_plan(Request(workload="trajectory", recipe=recipe, size="g5.xlarge")).inputs

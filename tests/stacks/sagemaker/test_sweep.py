@@ -351,8 +351,12 @@ def test_a_sweeps_dollars_are_those_billed_and_those_that_may_come() -> None:
 def test_as_many_runs_are_queued_as_the_budget_takes(
     file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else each run's config is checked in a process with torch, which other tests see.
-    monkeypatch.setattr("stacks.sagemaker.__main__.describe", lambda *asked: None)
+    # Else the runs' configs are checked in a process with torch, which other tests see.
+    described = list[object]()
+    monkeypatch.setattr(
+        "stacks.sagemaker.__main__.describe",
+        lambda *asked, also: described.append((asked[-1], *also)),
+    )
     given = {"sweep_file": file, "max_hours": "1", "attempts": "2", "usd_per_hour": "1.5"}
     # Each may cost 2 attempts x $1.5 x 1 h and its notice of 120 s: $3.10.
     for dollars, count in (("3.1", 1), ("6.19", 1), ("6.2", 2), ("9.3", 3), ("100", 3)):
@@ -360,6 +364,8 @@ def test_as_many_runs_are_queued_as_the_budget_takes(
         printed = capsys.readouterr()
         assert len(json.loads(printed.out)) == count
         assert (f"{3 - count} runs are not queued" in printed.err) == (count < 3)
+    # In one process for all of them, not one of 2 CPU seconds for each.
+    assert described == [tuple(["seed=4", f"epochs={k}"] for k in (1, 2, 3))] * 5
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,18 @@ def test_fails_with_one_sentence(
     assert sentence in said
 
 
+@pytest.mark.parametrize("last", ["width=0", "width=8"])
+def test_fails_for_any_of_many_overrides(
+    last: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    also = tmp_path / "also.json"
+    also.write_text(json.dumps([["seed=2"], ["seed=3", last]]))
+    code = 2 if last == "width=0" else 0
+    assert main(["describe", "growth", "--override=seed=1", f"--also={also}"]) == code
+    said = "invalid overrides {'seed': '3', 'width': '0'}: width is 0"
+    assert (said in capsys.readouterr().err) == (code == 2)
+
+
 def test_ranks_and_workers_import_from_the_folder_too_and_the_trainer_stays_the_trainer(
     own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,22 +85,26 @@ class MetricReader:
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
-        self._read_files()
-        while self._have_more:
-            self._read_files()
+        for path in self._paths():
+            file = self._files[path] = _opened(path)
+            with suppress(OSError, csv.Error):
+                file.skip()
 
-    def poll(self, *, is_last: bool = False) -> list[MetricRow]:
-        """Return the rows since the last call, as read; `is_last` once the program has ended."""
+    def poll(self, until: float | None = None) -> list[MetricRow]:
+        """Return the rows since the last call, as read; once the program has ended, all of them.
+
+        These are read `until` then, by time.monotonic().
+        """
         began = time.monotonic()
         from_files: list[MetricRow] = []
-        if is_last or began >= self._next_scan:
-            from_files = self._read_files()
-            while is_last and self._have_more:
-                from_files += self._read_files()
+        if until is not None or began >= self._next_scan:
+            from_files = self._read_files(until)
+            while until is not None and self.has_more and time.monotonic() < until:
+                from_files += self._read_files(until)
             ended = time.monotonic()
             self._next_scan = ended + (ended - began) / _SCAN_SHARE
         with self._lock:
-            if is_last:
+            if until is not None:
                 self._keep(self._log.finish())
             rows, self._rows = self._rows, []
         return rows + from_files
@@ -109,21 +114,20 @@ class MetricReader:
         del self._rows[:-_MAX_ROWS]
 
     @property
-    def _have_more(self) -> bool:
-        """Whether a file was longer than what one read takes."""
+    def has_more(self) -> bool:
+        """Whether a file was longer than what the last read took."""
         return any(file.has_more for file in self._files.values())
 
-    def _read_files(self) -> list[MetricRow]:
+    def _read_files(self, until: float | None = None) -> list[MetricRow]:
         """The new rows of all files; one that cannot be read is tried again the next time."""
         rows: list[MetricRow] = []
         found = set()
         for path in self._paths():
             found.add(path)
             file = self._files.get(path) or self._files.setdefault(path, _opened(path))
-            try:
-                rows.extend(file.read())
-            except (OSError, csv.Error):
-                file.has_more = False
+            file.has_more = until is not None and time.monotonic() >= until
+            with suppress(OSError, csv.Error):
+                rows.extend([] if file.has_more else file.read())
         self._files = {path: file for path, file in self._files.items() if path in found}
         return rows
 
@@ -245,6 +249,11 @@ class _TextFile:
         self._head = b""
         self._offset = 0
 
+    def skip(self) -> None:
+        """Pass over what it holds now; what is half a line is none once it is read on."""
+        with self._path.open("rb") as file:
+            self._head, self._offset = file.read(_HEAD_BYTES), file.seek(0, os.SEEK_END)
+
     def read(self) -> list[MetricRow]:
         with self._path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -287,6 +296,13 @@ class _LightningCsv(_TextFile):
         self._num_read = 0
         self._num_seen = 0  # in the file as it is now
         self._was_short = False
+
+    def skip(self) -> None:
+        """Pass over its rows, counted for when it is rewritten."""
+        super().skip()
+        with self._path.open("rb") as file:
+            self._columns = next(csv.reader([_text(file.readline())]), [])
+            self._num_read = self._num_seen = sum(line.endswith(b"\n") for line in file)
 
     def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
         if lines and is_first:

@@ -160,6 +160,7 @@ _LISTEN_SECONDS = 1.0
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _LAST_SECONDS = 10.0
 _LOG_SECONDS = 30.0
+_CURVES_SECONDS = 30.0  # for what the last snapshot has not waited for
 
 
 class ProgramWatch:
@@ -245,8 +246,9 @@ class ProgramWatch:
             yield self._log.output
         finally:
             notice = self._notice
-            self._log.close(_LOG_SECONDS if notice is None else min(1.0, notice.seconds_left / 4))
-            self._read_metrics(is_last=True)
+            seconds = _LOG_SECONDS if notice is None else min(1.0, notice.seconds_left / 4)
+            self._log.close(seconds)
+            self._read_metrics(time.monotonic() + min(1.0, seconds))
 
     def begin(self, process: ProgramProcess) -> None:
         """Begin to watch the program, which has been started."""
@@ -305,6 +307,8 @@ class ProgramWatch:
             deadline=None if notice is None else notice.save_by,
             release=notice is not None,
         )
+        if notice is None and self._reader.has_more:
+            self._read_metrics(time.monotonic() + _CURVES_SECONDS)
         self._count_snapshots()
         has_finished = exit_code == 0 and notice is None
         unsaved = 0.0 if has_finished else self._unsaved()
@@ -446,9 +450,9 @@ class ProgramWatch:
         self._warn_if_started_over()
         self._progress.report()
 
-    def _read_metrics(self, *, is_last: bool = False) -> None:
+    def _read_metrics(self, until: float | None = None) -> None:
         with self._reading:
-            self._progress.add(self._reader.poll(is_last=is_last))
+            self._progress.add(self._reader.poll(until))
 
     def _count_snapshots(self) -> None:
         last = self._mirror.last

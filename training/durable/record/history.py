@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from contract.goodput import USEFUL, useful_seconds
@@ -29,6 +30,8 @@ _INTEGERS = ("step", "stage_step", "generation", "stage")
 _NUMBERS = ("loss", "seconds", "gradient_norm", "waited")
 _EVENT_INTEGERS = {"generation", "step", "gained_steps"}
 _NAN = float("nan")
+# Of one attempt's metrics lines with the same names: a page shows fewer points of a curve.
+_MOST_METRICS = 4000
 # By kind of line and field: the cause that these seconds have.
 _TIMED: Mapping[str, Mapping[str, str]] = {
     "commit": {"blocked_seconds": "saving", "slowed_seconds": "saving"},
@@ -124,6 +127,32 @@ class _StepLines:
         return lines.take(kept), attempts
 
 
+class _OtherLines:
+    """Lines of other kinds; of those that a program goes on writing, as many as are used.
+
+    Of what a loss would cost, the last; of metrics with the same names, the last of each stretch.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], dict[int, tuple[int, Line]]] = {}  # by stretch
+        self._stretch: dict[tuple[Any, ...], int] = defaultdict(lambda: 1)
+
+    def add(self, number: int, line: Line) -> None:
+        """Add the run's line of this number."""
+        kind, values = line["kind"], line.get("values")
+        key = line["generation"], kind, *(values if isinstance(values, dict) else ())
+        kept = self._kept.setdefault(key, {})
+        kept[0 if kind == "running" else number // self._stretch[key]] = number, line
+        if kind == "metrics" and len(kept) > _MOST_METRICS:
+            self._stretch[key] *= 2
+            self._kept[key] = {one[0] // self._stretch[key]: one for one in kept.values()}
+
+    def in_order(self) -> list[Line]:
+        """Return what was kept, in the order in which it was added."""
+        found = itertools.chain.from_iterable(each.values() for each in self._kept.values())
+        return [line for _, line in sorted(found, key=itemgetter(0))]
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else _NAN
 
@@ -159,7 +188,7 @@ class AttemptSummary:
 class History:
     """The record in a run's metrics lines and events."""
 
-    lines: Sequence[Line]  # those of other kinds than "step"
+    lines: Sequence[Line]  # of other kinds than "step"; of a program's reports, not all
     steps: _Steps  # the lineage
     attempts: Sequence[AttemptSummary]
     passed_over: Sequence[str]  # damaged objects and lines
@@ -168,10 +197,10 @@ class History:
     @classmethod
     def read(cls, store: Store) -> "History":
         """Read all metrics and events so far; pass over what is damaged, with a warning."""
-        reader, steps, others = cls.line_reader(store), _StepLines(), []
-        for line in reader.new():
+        reader, steps, others = cls.line_reader(store), _StepLines(), _OtherLines()
+        for number, line in enumerate(reader.new()):
             if line["kind"] != "step":
-                others.append(line)
+                others.add(number, line)
                 continue
             try:
                 steps.add(line)
@@ -182,9 +211,10 @@ class History:
         events = sorted(_events(store, passed_over), key=lambda event: str(event["time"]))
         for what in passed_over:
             _log.warning(f"[history] passed over {what}")
-        attempts = _attempts(computed, events, _measured(others, computed))
+        lines = others.in_order()
+        attempts = _attempts(computed, events, _measured(lines, computed))
         return cls(
-            lines=others, steps=lineage, attempts=attempts, passed_over=passed_over, events=events
+            lines=lines, steps=lineage, attempts=attempts, passed_over=passed_over, events=events
         )
 
     @staticmethod

@@ -21,7 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from contract.goodput import USEFUL, Goodput
-from contract.keys import EVALUATION, EVENTS, LOGS, RECEIPT, REPORT, SWEEP
+from contract.keys import EVALUATION, LOGS, RECEIPT, REPORT, SWEEP
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
@@ -31,12 +31,7 @@ from training.durable.record.head import Head
 from training.durable.record.history import AttemptSummary, History
 from training.durable.record.run import RunConfig
 from training.durable.store.folder import open_store
-from training.durable.store.protocol import (
-    Store,
-    Stored,
-    get_each,
-    put_unless_changed,
-)
+from training.durable.store.protocol import Store, Stored, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
@@ -122,10 +117,9 @@ def _trained(record: RunConfig) -> str:
 def _good(history: History) -> str:
     """Say the last stage's share that is right, or its first metric, the others', and chance."""
     stages = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
-    values = [line["values"] for line in history.lines if line["kind"] == "metrics"]
     if not stages:
-        last = dict(pair for each in values for pair in each.items())
-        return ", ".join(f"{n} {_readable(v)}" for n, v in last.items()) or "not evaluated"
+        last = _last_values(history)
+        return ", ".join(f"{n} {value}" for n, value in last.items()) or "not evaluated"
     *_, stage = stages
     name = next((n for n in _SHARES if n in stages[stage]), next(iter(stages[stage]), ""))
     of_all = {each: metrics[name] for each, metrics in stages.items() if name in metrics}
@@ -167,7 +161,7 @@ def _sections(store: Store, record: RunConfig, history: History) -> dict[str, st
         return {
             "Certificate": table([*record.config.get("certificate", {}).items()]),
             "Metrics": _metrics(history),
-            "Snapshots": _snapshots(store),
+            "Snapshots": _snapshots(history),
             "End of the log": _log_tail(store),
         }
     return {
@@ -244,15 +238,18 @@ def metric_curve(label: str, name: str, evaluations: Sequence[Line]) -> Curve:
 
 def _metrics(history: History) -> str:
     """Plot each metric over the program's steps; a repeated step counts as last done."""
-    points: dict[str, dict[int, tuple[int, float]]] = {}  # name -> step -> attempt, value
+    points: dict[str, dict[int, float]] = {}
     resumed = [line["step"] for line in history.lines if line["kind"] == "resume" and line["step"]]
-    for line in history.lines:
-        if line["kind"] == "metrics" and isinstance(line.get("values"), dict):
-            _add(points, line)
+    for line in (line for line in history.lines if line["kind"] == "metrics"):
+        for name, value in line["values"].items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                known = points.setdefault(name, {})
+                # A value without a step of its own is shown in the order of arrival.
+                known[len(known) if line.get("at") is None else int(line["at"])] = value
     curves = []
-    for name, by_step in points.items():
-        steps = sorted(by_step)
-        curves.append(Curve(name=name, x=steps, y=[by_step[step][1] for step in steps]))
+    for name, known in points.items():
+        steps = sorted(known)
+        curves.append(Curve(name=name, x=steps, y=[known[step] for step in steps]))
     more = len(curves) - _MOST_METRICS
     rest = f"<p>And {more} more.</p>" if more > 0 else ""
     drawings = (
@@ -266,8 +263,7 @@ def _metrics(history: History) -> str:
 
 def _left_by_program(store: Store, history: History) -> str:
     """Show the last value of each metric, and what the program left."""
-    reported = [line["values"] for line in history.lines if line["kind"] == "metrics"]
-    found = {name: _readable(value) for values in reported for name, value in values.items()}
+    found = _last_values(history)
     receipt = parse_receipt(store.get(RECEIPT))
     for kind in ("final", "checkpoint"):
         if files := receipt.get(f"{kind}_files"):
@@ -277,26 +273,13 @@ def _left_by_program(store: Store, history: History) -> str:
     return table([*found.items()]) if found else "<p>None yet.</p>"
 
 
-def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
-    generation = int(line["generation"])
-    for name, value in line["values"].items():
-        if isinstance(value, int | float) and math.isfinite(value):
-            known = points.setdefault(name, {})
-            # A value without a step of its own is shown in the order of arrival.
-            at = line.get("at")
-            step = len(known) if at is None else int(at)
-            if known.get(step, (0, 0.0))[0] <= generation:
-                known[step] = generation, value
+def _last_values(history: History) -> dict[str, str]:
+    reported = [line["values"] for line in history.lines if line["kind"] == "metrics"]
+    return {name: _readable(value) for values in reported for name, value in values.items()}
 
 
-def _snapshots(store: Store) -> str:
-    keys = [key for key in store.sizes(EVENTS) if key.endswith("-committed.json")]
-    events = []
-    for found in get_each(store, keys[-_MOST_SNAPSHOTS:]):
-        try:
-            events.append(json.loads(found.data) if found else {})
-        except ValueError:
-            continue
+def _snapshots(history: History) -> str:
+    events = [event for event in history.events if event["name"] == "committed"]
     rows = [
         [
             str(event.get("step", "")),
@@ -307,13 +290,12 @@ def _snapshots(store: Store) -> str:
             f"{event.get('sent_bytes', 0) / 1e6:.1f}",
             f"{event.get('seconds', 0):.2f}",
         ]
-        for event in events
-        if "time" in event
+        for event in events[-_MOST_SNAPSHOTS:]
     ]
     if not rows:
         return "<p>None: losing the machine would cost everything since the start.</p>"
     head = ["snapshot", "time", "kind", "files", "MB changed", "MB sent", "seconds"]
-    earlier = len(keys) - _MOST_SNAPSHOTS
+    earlier = len(events) - _MOST_SNAPSHOTS
     more = f"<p>And {earlier} before these.</p>" if earlier > 0 else ""
     return table(rows, head) + more
 
@@ -322,15 +304,10 @@ def _log_tail(store: Store) -> str:
     """Show the last lines of the last attempt, from its last parts."""
     keys = sorted(store.sizes(LOGS))
     lines: list[str] = []
-    for key in reversed(keys[-2:]):
-        found = store.get(key)
-        try:
+    for found in map(store.get, keys[-2:]):
+        with suppress(OSError, EOFError, zlib.error):
             text = gzip.decompress(found.data).decode(errors="replace") if found else ""
-        except (OSError, EOFError, zlib.error):
-            continue
-        lines = [*text.splitlines(), *lines]
-        if len(lines) >= _TAIL_LINES:
-            break
+            lines += text.splitlines()
     if not lines:
         return "<p>None.</p>"
     names = ", ".join(html.escape(key) for key in keys[-2:])
@@ -382,12 +359,9 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
     yield "URI", store.uri
     yield "state", head.state
     receipt = parse_receipt(store.get(RECEIPT))
-    for name, value in receipt.items():
-        if (
-            name not in ("config", "stages", "facts", "times", "format", "state", "goodput")
-            and value is not None
-        ):
-            yield name, _readable(value)
+    others = ("config", "stages", "facts", "times", "format", "state", "goodput")
+    shown = {n: value for n, value in receipt.items() if n not in others and value is not None}
+    yield from zip(shown, map(_readable, shown.values()), strict=True)
     if not receipt:
         yield "overrides", json.dumps(dict(record.overrides))
         yield "dataset", record.dataset
@@ -504,7 +478,7 @@ class SweptRuns:
         """The runs in the order in which they were drawn."""
         found = []
         for run in self.sweep.runs:
-            store = open_store(f"{self.store.uri}/{run.name}")
+            store = open_store(f"{self.store.uri}/{run.name}", near=self.store)
             found.append(_SweptRun(run=run, store=store, head=Head.read(store)))
         return found
 
@@ -543,11 +517,8 @@ class SweptRuns:
 
     def _charts(self) -> Iterator[str]:
         began = [each for each in self.runs if each.head is not None]
-        steps = [(each.run.name, each.history.steps.by_stage()) for each in began]
-        losses = []
-        for name, stages in steps:
-            for last in list(stages.values())[-1:]:
-                losses.append(Curve(name=name, x=last["step"], y=last["loss"]))
+        lasts = [(x.run.name, [*x.history.steps.by_stage().values()][-1:]) for x in began]
+        losses = [Curve(name=n, x=one["step"], y=one["loss"]) for n, last in lasts for one in last]
         yield chart(losses, y_label="loss")
         metrics = dict.fromkeys(n for each in began for e in each.evaluations for n in e["metrics"])
         for metric in list(metrics)[:_MOST_CURVES]:

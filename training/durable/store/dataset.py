@@ -338,7 +338,7 @@ def fetch_missing(
     """Fetch what is missing or damaged in `out`, and verify the rest; return what was fetched."""
     count = _Count(len(files), progress)
     verified = VerifiedFiles(out)
-    missing = _unverified(files, out, verified, count, store.num_threads)
+    missing = _unverified(files, out, verified, count)
     fetched = list[Entry]()
 
     def placed(entry: Entry) -> None:
@@ -372,19 +372,19 @@ def fetch_missing(
 
 
 def _unverified(
-    files: Sequence[Entry], out: Path, verified: VerifiedFiles, count: "_Count", num_threads: int
+    files: Sequence[Entry], out: Path, verified: VerifiedFiles, count: "_Count"
 ) -> list[Entry]:
     """Return the missing or damaged ones, in order; hash the others unless that has been done."""
     there = FolderStore(out).sizes("")
-    damaged = set[str]()
 
-    def check(entry: Entry) -> None:
-        if verified.verify(entry):
+    def is_damaged(entry: Entry) -> bool:
+        is_verified = verified.verify(entry)
+        if is_verified:
             count.add(1, entry["bytes"])
-        else:
-            damaged.add(entry["name"])
+        return not is_verified
 
-    run_all([partial(check, e) for e in files if e["name"] in there], num_threads)
+    known = [e for e in files if e["name"] in there]
+    damaged = {e["name"] for e in for_each_file(known, is_damaged, no_progress)}
     return [e for e in files if e["name"] in damaged or e["name"] not in there]
 
 

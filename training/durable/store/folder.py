@@ -327,13 +327,16 @@ def _reading(path: Path) -> Iterator[None]:
         raise refused_file(Path(error.filename or path), error) from error
 
 
-def open_store(uri: str) -> Store:
-    """Open `s3://bucket/prefix` or a folder, which need not exist yet."""
+def open_store(uri: str, near: Store | None = None) -> Store:
+    """Open `s3://bucket/prefix` or a folder, which need not exist yet.
+
+    Where many are open, `near` is one of the same bucket, whose connections the others use.
+    """
     if uri.startswith("s3://"):
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         if not bucket:
             raise UserError(f"the URI {uri!r} names no bucket; write s3://bucket/prefix")
-        return S3Store(bucket, prefix.strip("/"))
+        return S3Store(bucket, prefix.strip("/"), near if isinstance(near, S3Store) else None)
     if "://" in uri or uri.startswith("s3:") or not uri:
         raise UserError(
             f"the URI {uri!r} is neither s3://bucket/prefix nor a folder; pass one of them"

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -170,6 +171,7 @@ ARRIVING = f".{MANIFEST}.part"
 _LOCK = ".sync.lock"
 _OWN = (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)
 _NUM_THREADS = 8
+_MOST_FUTURES = 2000  # each takes more memory than a file's entry
 _POLL_SECONDS = 0.2
 
 # files done, files in total, bytes done so far
@@ -473,7 +475,9 @@ def for_each_file(
     entries, acted, done, size = list(files), list[Entry](), 0, 0
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
-        for entry, did in zip(entries, pool.map(act, entries), strict=True):
+        firsts = range(0, len(entries), _MOST_FUTURES)
+        some = (pool.map(act, entries[first : first + _MOST_FUTURES]) for first in firsts)
+        for entry, did in zip(entries, chain.from_iterable(some), strict=True):
             done, size = done + 1, size + entry["bytes"]
             if did:
                 acted.append(entry)

@@ -91,16 +91,18 @@ class S3Store:
     # One connection carries 50 to 100 MB/s; 16 saturate 10 Gb/s.
     num_threads = 16
 
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, near: "S3Store | None" = None) -> None:
+        """`near` is a store of the same bucket, whose connections it uses."""
         import botocore.session
 
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self.part_process = PartProcess(bucket, prefix)
         self.patience = Patience()
-        self._session = botocore.session.Session()
-        self._clients: dict[float, Any] = {}  # by the seconds of their timeouts
-        self._lock = threading.Lock()
+        self._session: Any = near._session if near else botocore.session.Session()
+        # By the seconds of their timeouts.
+        self._clients: dict[float, Any] = near._clients if near else {}
+        self._lock: threading.Lock = near._lock if near else threading.Lock()
         self._warned = 0.0
         self.compares_fast: bool | None = None  # whether it knows XXHASH128; None: not asked yet
         self._reader: RangeReader | None = None

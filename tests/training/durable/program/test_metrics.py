@@ -1,18 +1,21 @@
 """What a program reports of itself is read as its libraries really write it."""
 
 import io
-import json
+import itertools
 import math
 import os
+import struct
 import warnings
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from training.durable.program import metrics
-from training.durable.program.event_file import MetricRow
+from training.durable.program import event_file, metrics
+from training.durable.program.event_file import MetricRow, _masked_crc
 from training.durable.program.metrics import MetricReader
 
 
@@ -29,7 +32,7 @@ def _feed(reader: MetricReader, output: bytes) -> None:
 
 
 def _everything(reader: MetricReader) -> list[tuple[int | None, str, float]]:
-    return _triples(reader.poll(is_last=True))
+    return _triples(reader.poll(math.inf))
 
 
 def test_metric_definitions_find_values_and_their_step_in_the_log() -> None:
@@ -211,23 +214,70 @@ def test_json_lines_of_two_writers_with_junk_between_are_read_once(tmp_path: Pat
     with path.open("ab") as file:
         file.write(b'ss": NaN}\n\xff\x00\n[1]\n"x"\n' + b"[" * 5000 + b"\n")
         file.write(b'{"global_step": 3, "loss": "0.25", "time": 7}\n')
-    rows = reader.poll(is_last=True)
+    rows = reader.poll(math.inf)
     assert [(row.step, row.name) for row in rows] == [(2, "loss"), (3, "loss")]
     assert math.isnan(rows[0].value)
     path.write_text('{"step": 9, "loss": 0.125, "note": "written anew, and longer than before"}\n')
     assert _everything(reader) == [(9, "loss", 0.125)]
 
 
-def test_a_resumed_attempt_does_not_report_again_what_was_restored(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "loss": 1.0, "pad": "x" * 2000}) for step in range(1500)]
-    path.write_text("\n".join(lines) + "\n")
+def _event(step: int) -> bytes:
+    """As TensorBoard writes `loss` at a step below 128."""
+    value = b"\x0a\x04loss\x15" + struct.pack("<f", 0.5)
+    summary = bytes([0x0A, len(value)]) + value
+    event = bytes([0x10, step, 0x2A, len(summary)]) + summary
+    size = struct.pack("<Q", len(event))
+    crcs = [struct.pack("<I", _masked_crc(data)) for data in (size, event)]
+    return size + crcs[0] + event + crcs[1]
+
+
+_FILES: dict[str, tuple[bytes, Callable[[int], bytes]]] = {
+    "events.tfevents": (b"", _event),
+    "metrics.jsonl": (b"", lambda step: b'{"step": %d, "loss": 0.5}\n' % step),
+    "metrics.csv": (b"step,loss\n", lambda step: b"%d,0.5\n" % step),
+}
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_what_earlier_attempts_have_reported_is_not_even_parsed(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gigabytes of curves took longer than the watchdog's limit, on each machine again."""
+    path, (head, line) = tmp_path / name, _FILES[name]
+    path.write_bytes(head + b"".join(map(line, range(100))))
     reader = _reader(tmp_path)
-    reader.skip_history()
+    with monkeypatch.context() as patched:
+        for module, parse in ((metrics, "_rows"), (event_file, "_scalars")):
+            patched.setattr(module, parse, None)
+        reader.skip_history()
     assert reader.poll() == []
-    with path.open("a") as file:
-        file.write('{"step": 1500, "loss": 2.0}\n')
-    assert _everything(reader) == [(1500, "loss", 2.0)]
+    with path.open("ab") as file:
+        file.write(line(100))
+    assert _everything(reader) == [(100, "loss", 0.5)]
+    if name == "metrics.csv":
+        path.write_text("step,loss,lr\n" + "".join(f"{step},0.5,\n" for step in range(102)))
+        assert _everything(reader) == [(101, "loss", 0.5)], "written anew, with a column more"
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_backlog_is_read_as_long_as_it_may_take(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read before the last snapshot, and took longer than a notice leaves."""
+    head, line = _FILES[name]
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(head + b"".join(map(line, range(100))))
+    monkeypatch.setattr(metrics, "_MAX_READ_BYTES", 200)
+    monkeypatch.setattr(event_file, "_MAX_READ_BYTES", 200)
+    reader, clock = _reader(tmp_path), itertools.count()
+    with monkeypatch.context() as patched:
+        patched.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        first = _triples(reader.poll(3.0))
+    assert {step for step, _, _ in first} < {*range(50)}, "two files of three, a part of them"
+    assert reader.has_more
+    whole = first + _everything(reader)
+    assert sorted(whole) == sorted([(step, "loss", 0.5) for step in range(100)] * 3)
 
 
 def test_looking_for_files_takes_a_fiftieth_of_the_time(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import random
 import threading
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,36 @@ def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path, whol
         tracemalloc.stop()
     assert len(history.steps) == NUM_STEPS
     assert peak < 8e6  # as dicts with ids the lines were 48 MB
+
+
+def test_of_what_a_program_reports_for_weeks_as_much_is_kept_as_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some 2 KB a step: 8 million took 16 GB, and finished scripts ended before they were done."""
+    monkeypatch.setattr("training.durable.record.history._MOST_METRICS", 40)
+    store = FolderStore(tmp_path)
+    for generation in (1, 2):
+        Events(store, f"i-{generation}").emit("take-over", generation=generation)
+        metrics = Metrics(store, generation, "n", None)
+        for step in range(1, 502):
+            metrics.write("metrics", stage="p", step=step, at=step, values={"loss": 1 / step})
+            if step % 100 == 0:
+                metrics.write("metrics", stage="p", step=step, at=step, values={"rare": step})
+            metrics.write("running", step=step, unsaved_seconds=float(step), snapshot=0)
+        if generation == 2:
+            metrics.write("ended", step=step, unsaved_seconds=0.25, snapshot=1)
+        metrics.flush()
+        metrics.close()
+    found = History.read(store)
+    kinds = [line["kind"] for line in found.lines]
+    assert (kinds.count("running"), kinds[-1]) == (2, "ended")
+    assert found.unsaved() == {1: 501.0, 2: 0.25}
+    of_loss = [x for x in found.lines if "loss" in x.get("values", ()) and x["generation"] == 1]
+    steps = [0] + [line["step"] for line in of_loss]
+    assert 20 < len(steps) < 42 and steps[-1] == 501
+    assert max(b - a for a, b in pairwise(steps)) < 2 * 501 / 20, "evenly spread"
+    rare = [line["step"] for line in found.lines if "rare" in line.get("values", ())]
+    assert rare == [100, 200, 300, 400, 500] * 2
 
 
 def test_objects_are_read_several_at_once_and_in_order(tmp_path: Path) -> None:

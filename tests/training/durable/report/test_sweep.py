@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import botocore.session
 import pytest
 
 from contract.sweep import Sweep, drawn_runs
 from tests.training.runs import AVERAGED, WORKLOAD, Run
 from training.cli.main import main
+from training.durable.record.head import Head
 from training.durable.report.page import SweptRuns
+from training.durable.store.folder import open_store
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,15 @@ def test_report_of_a_sweep_writes_its_page(
 
 def test_what_is_no_sweep_is_none(tmp_path: Path) -> None:
     assert SweptRuns.at(str(tmp_path)) is None
+
+
+def test_the_runs_of_a_sweep_share_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had 13 MB and 9 descriptors of its own: of 500 runs the hundredth had none left."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    runs = drawn_runs(["learning_rate=1,2,3,4"], [], None, 0)
+    written = Sweep(workload=WORKLOAD, recipe="quick", drawn="grid", runs=runs)
+    found = SweptRuns(sweep=written, store=open_store("s3://bucket/sweeps/one"))
+    monkeypatch.setattr(botocore.session, "Session", None)
+    monkeypatch.setattr(Head, "read", lambda store: None)
+    assert [one.store.uri for one in found.runs] == [f"{found.store.uri}/{r.name}" for r in runs]
