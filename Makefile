@@ -15,8 +15,8 @@ CDK := node_modules/.bin/cdk
 # A demo starts a dozen processes that import torch; without bytecode, each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three more processes than cores, up to five: many tests wait. Each takes whole files, longest first.
-WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(5, 3 + (os.cpu_count() or 1)))') \
+# Two more processes than cores, up to four: many tests wait. Each takes whole files, longest first.
+WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))') \
   --dist=loadfile --no-loadscope-reorder
 # The parts of `make check`, longest first: the first two use both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
