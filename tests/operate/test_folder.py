@@ -494,10 +494,9 @@ def test_the_fleet_of_a_run_that_has_ended_can_be_stopped_while_it_runs(
         control.stop(run, "")
 
 
-def test_a_new_fleet_is_stopped_before_its_first_machine(
+def test_a_new_fleet_is_stopped_before_the_guard_requests_its_first_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its capacity is none yet, and the Guard would request one."""
     run, calls = _stack_run(tmp_path, monkeypatch, "released"), list[Any]()
     monkeypatch.setattr(control, "look", lambda _: _seen(run, is_live=False, is_gone=True))
     monkeypatch.setattr(SpotFleet, "is_new", lambda _: True)

@@ -56,8 +56,7 @@ class ReportedProgress:
         self.last: dict[str, float] = {}  # the newest value of each metric
         self.snapshot = 0  # the number of the last one that this attempt has committed
         self.has_steps = False
-        # After a resume, a step that is not above it counts if its row has a loss, or as the third
-        # such number, as fewer may be epochs; then the lowest of the three was the first step.
+        # After a resume: numbers not above it; the third says that they are steps and no epochs.
         self._low = set[int]()
         self.first_step: int | None = None
         self._metrics = metrics
@@ -159,8 +158,7 @@ _LISTEN_SECONDS = 1.0
 # How a program ends in a native library's destructor, and how soon after it has written its model.
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _LAST_SECONDS = 10.0
-_LOG_SECONDS = 30.0
-_CURVES_SECONDS = 30.0  # for what the last snapshot has not waited for
+_LOG_SECONDS = 30.0  # also for the curves that the last snapshot has not waited for
 
 
 class ProgramWatch:
@@ -308,7 +306,7 @@ class ProgramWatch:
             release=notice is not None,
         )
         if notice is None and self._reader.has_more:
-            self._read_metrics(time.monotonic() + _CURVES_SECONDS)
+            self._read_metrics(time.monotonic() + _LOG_SECONDS)
         self._count_snapshots()
         has_finished = exit_code == 0 and notice is None
         unsaved = 0.0 if has_finished else self._unsaved()
