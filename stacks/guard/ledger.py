@@ -198,10 +198,13 @@ class Ledger:
             known = self.limits.get(name, max(value, billed[name]))
             self.limits[name] = max(known, value) if known and value else 0.0
 
-    def note_look(self, now: float, patience_seconds: float) -> None:
-        """Note that the head was read: until a first look, or one after long, none was missed."""
-        if now - self.looked > patience_seconds:
-            self.blind_until, self.stopped = now, now if self.looked else self.stopped
+    def note_look(self, now: float, patience_seconds: float, tick_seconds: float) -> None:
+        """Note that the head was read; until a first look, or one after long, none was missed."""
+        missed = now - self.looked
+        if missed > patience_seconds:
+            self.blind_until = now
+        if self.looked and missed > 2 * tick_seconds:
+            self.stopped = now  # a stop may have been made, and not kept
         self.looked = now
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:

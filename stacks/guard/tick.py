@@ -252,7 +252,8 @@ class Tick:
             ledger.committed = max(committed, ledger.committed)
             ledger.head_seen = self.now if head else ledger.head_seen
             if self.head is not None:
-                ledger.note_look(self.now, self.settings.heartbeat_timeout_seconds)
+                patience = self.settings.heartbeat_timeout_seconds
+                ledger.note_look(self.now, patience, self.settings.tick_seconds)
             if head.get("state") in DONE_STATES and ledger.barren_attempts():
                 ledger.stopped = self.now  # a reopened run begins a new series
 

@@ -119,7 +119,7 @@ def test_the_last_interval_of_a_spot_machine_is_billed_at_the_last_price_that_is
 ) -> None:
     ledger = Ledger()
     ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
-    ledger.note_look(2 * HOUR, 3 * HOUR)  # while EC2 did not answer, calls went on
+    ledger.note_look(2 * HOUR, 3 * HOUR, 0.2 * HOUR)  # while EC2 did not answer, calls went on
     ledger.observe(SETTINGS, last, 2 * HOUR)
     assert ledger.billed_usd() == pytest.approx(1.0)
 
@@ -141,9 +141,9 @@ def test_an_attempt_that_began_while_no_call_read_the_head_is_not_barren(
 ) -> None:
     """S3 was away for hours, for the machine as well: its trainer could commit nothing."""
     ledger = Ledger()
-    ledger.note_look(HOUR, HOUR)
+    ledger.note_look(HOUR, HOUR, 0.2 * HOUR)
     ledger.observe(SETTINGS, [_instance("i-1", launched * HOUR)], 4.6 * HOUR, SEEN)
-    ledger.note_look(4 * HOUR, HOUR)
+    ledger.note_look(4 * HOUR, HOUR, 0.2 * HOUR)
     ledger.observe(SETTINGS, [_instance("i-1", launched * HOUR, is_live=False)], 4.7 * HOUR, SEEN)
     assert bool(ledger.barren_attempts()) == is_barren
 
@@ -157,7 +157,7 @@ def test_a_machine_that_ended_while_no_call_looked_is_billed_as_far_as_it_was_he
     ledger = Ledger()
     ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
     for hour in (1, *looks):
-        ledger.note_look(hour * HOUR, HOUR)
+        ledger.note_look(hour * HOUR, HOUR, 0.2 * HOUR)
     ledger.observe(SETTINGS, [], 169 * HOUR, SEEN, heard)
     assert ledger.billed_hours() == pytest.approx(169 if len(looks) > 1 else hours)
 

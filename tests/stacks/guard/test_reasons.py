@@ -36,6 +36,7 @@ def boots_that_end(scene: Scene, hours: float, **settings: Any) -> float:
 def test_a_bucket_that_refuses_ends_a_fleet_whose_machines_end_themselves(
     scene: Scene, code: str, calls: str, deadline: float, before: Any
 ) -> None:
+    scene.tick(hours_later=-0.1)
     before(calls, refuse(code, 403))
     now = boots_that_end(scene, 0.1, DEADLINE_HOURS=deadline)
     assert scene.capacity() == 0
@@ -45,10 +46,9 @@ def test_a_bucket_that_refuses_ends_a_fleet_whose_machines_end_themselves(
     (mail,) = scene.mails()
     assert "3 attempts in a row committed nothing" in mail and f"({code})" in mail
     before("nothing", refuse(code, 403))
-    scene.tick(hours_later=now + 0.3)
     scene.set_capacity(1)
     scene.maintain()
-    scene.tick(hours_later=now + 0.4)
+    scene.tick(hours_later=now + 0.3)
     assert scene.capacity() == 1, "a person has mended it and resumes the run"
 
 
