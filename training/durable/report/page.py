@@ -517,8 +517,10 @@ class SweptRuns:
 
     def _charts(self) -> Iterator[str]:
         began = [each for each in self.runs if each.head is not None]
-        lasts = [(x.run.name, [*x.history.steps.by_stage().values()][-1:]) for x in began]
-        losses = [Curve(name=n, x=one["step"], y=one["loss"]) for n, last in lasts for one in last]
+        losses = []
+        for each in began:
+            for last in list(each.history.steps.by_stage().values())[-1:]:
+                losses.append(Curve(name=each.run.name, x=last["step"], y=last["loss"]))
         yield chart(losses, y_label="loss")
         metrics = dict.fromkeys(n for each in began for e in each.evaluations for n in e["metrics"])
         for metric in list(metrics)[:_MOST_CURVES]:
