@@ -14,7 +14,7 @@ from cfnlint.api import ManualArgs, lint
 from sizing import catalogue
 from sizing.plan.checks import PROBLEMS
 from stacks.user_data import MAX_BYTES, TOKEN_ALLOWANCE_BYTES
-from tests.stacks.templates import only
+from tests.stacks.templates import every, only
 
 Synthesize = Callable[..., Any]
 OPTIONS = [
@@ -76,7 +76,10 @@ def test_every_pair_of_family_and_options_is_secure(
 
 
 def _check(synthesize: Synthesize, size: str, options: dict[str, str]) -> None:
-    templates = synthesize(size=size, accept=",".join(PROBLEMS), **options)
+    hours = "2000" if options["on_demand_base"] == "0" else "0"
+    templates = synthesize(
+        size=size, accept=",".join(PROBLEMS), deadline_hours=hours, max_wait_hours="0", **options
+    )
     _check_instances(templates, has_key=bool(options["kms"]))
     _check_buckets(templates, has_key=bool(options["kms"]))
     _check_network_and_types(templates)
@@ -87,6 +90,9 @@ def _check(synthesize: Synthesize, size: str, options: dict[str, str]) -> None:
     assert config["OnDemandTargetCapacity"] == int(options["on_demand_base"])
     guard = only(templates["TrainingStack"], "AWS::Lambda::Function")["Environment"]["Variables"]
     assert guard["ON_DEMAND_BASE"] == options["on_demand_base"]
+    rules = every(templates["TrainingStack"], "AWS::Events::Rule")
+    (schedule,) = [each["ScheduleExpression"] for each in rules if "ScheduleExpression" in each]
+    assert schedule == ("rate(2 minutes)" if float(hours) else "rate(10 minutes)")
     sizes = {each["InstanceType"] for each in config["LaunchTemplateConfigs"][0]["Overrides"]}
     assert size in sizes
     assert {catalogue.find(each).gpu for each in sizes} == {catalogue.find(size).gpu}
