@@ -214,10 +214,11 @@ class Ledger:
             for fleet_id in sorted({*self.at_zero, *capacity})
             if capacity.get(fleet_id, 0) == 0
         }
-        if capacity.get(own or "") == 0:
+        is_at_zero = capacity.get(own or "") == 0
+        if is_at_zero:
             self.stopped = now
         # A machine ends the wait, also in a call in which EC2 says nothing of the fleet.
-        if capacity.get(own or "") == 0 or any(each.is_live for each in self.attempts.values()):
+        if is_at_zero or any(each.is_live for each in self.attempts.values()):
             self.waiting = 0.0
             return
         if own not in capacity:

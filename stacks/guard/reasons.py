@@ -118,10 +118,10 @@ def _barren(tick: Tick) -> Reason | None:
     settings, barren = tick.settings, tick.ledger.barren_attempts()
     # Without the head, what they have committed since is not known: wait until S3 answers.
     is_unknown = tick.head is None or not tick.is_read
-    if (is_unknown and not tick.is_refused) or len(barren) < settings.max_barren_attempts:
+    if (is_unknown and not tick.refusal) or len(barren) < settings.max_barren_attempts:
         return None
     # A market is chosen by the head, so none is tried while it is refused.
-    if tick.ledger.is_barren_on_spot(settings) and not tick.is_refused:
+    if tick.ledger.is_barren_on_spot(settings) and not tick.refusal:
         return None
     # A message that several machines share is listed once.
     senders: dict[str, list[str]] = {}
@@ -129,9 +129,8 @@ def _barren(tick: Tick) -> Reason | None:
         message = each.said[:MAX_REPORT_CHARACTERS] or "no event machine-failed"
         senders.setdefault(message, []).append(_named(name, each))
     advice = "Fix what they report first."
-    if tick.is_refused:
-        said = next(each for each in tick.failed if each.startswith("head: "))
-        advice = f"S3 refuses the Guard, and perhaps the machines, the run's {said}\n"
+    if tick.refusal:
+        advice = f"S3 refuses the Guard, and perhaps the machines, the run's {tick.refusal}\n"
         advice += "Look at the bucket's name and policy, and at the key: its state and its policy."
     elif "Client.InternalError" in "".join(senders):
         advice = EBS_KEY

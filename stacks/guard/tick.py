@@ -95,11 +95,10 @@ class Tick:
             self.budget = self.known("budget", self._charge)
 
     @property
-    def is_refused(self) -> bool:
-        """Whether S3 has refused the head for a reason that does not pass by itself."""
-        return any(
-            each.startswith("head: ") and code in each for each in self.failed for code in LASTING
-        )
+    def refusal(self) -> str:
+        """How S3 refused the head, if that does not pass by itself; else empty."""
+        said = next((each for each in self.failed if each.startswith("head: ")), "")
+        return said if any(code in said for code in LASTING) else ""
 
     @property
     def is_kept(self) -> bool:

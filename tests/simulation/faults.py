@@ -190,7 +190,7 @@ _OF_GUARD: Mapping[str, Fault] = {
         records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "hangs"
     ),
     "silence counted while S3 was down": _fault(Ledger, "note_look", _nothing, "stopped"),
-    "a bucket that refuses is waited for": _fault(Tick, "is_refused", False, "S3 refuses"),
+    "a bucket that refuses is waited for": _fault(Tick, "refusal", "", "S3 refuses"),
     "takebacks counted as barren": _fault(fleet, "TAKEN_BACK", frozenset()),
     "the market's price ignored": _fault(fleet, "spot_prices", lambda *_: {}),
     "versions of guard.json ignored": _fault(records, "_versions", lambda *_: [], "holds"),
