@@ -9,7 +9,6 @@ import pytest
 
 from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
-from stacks.parameters import StackParameters
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,19 +48,6 @@ def test_other_numbers_of_the_same_gpu_are_alternates_where_asked_for() -> None:
     ]
     # Memory and price count per GPU: 48 GiB, $1.418.
     assert mixed("g5.12xlarge", 1.5) == ["g5.24xlarge", "g5.4xlarge", "g5.48xlarge"]
-
-
-def test_alternates_are_of_families_that_the_region_sells() -> None:
-    """EC2 refuses a request with a type that the region has nowhere."""
-    for size, region, others in (
-        ("g5.xlarge", "eu-west-1", ["g5.2xlarge", "g5.4xlarge"]),
-        ("g6.8xlarge", "me-central-1", ["g5.8xlarge", "g6.16xlarge"]),
-        ("g5.xlarge", "nowhere-1", ["g6.xlarge", "g6.2xlarge", "g5.2xlarge", "g6.4xlarge"]),
-    ):
-        p = StackParameters.for_size(size, region=region, mix_gpus=True)
-        assert p.sizes == (size, *others)
-    for size in catalogue.instances():
-        assert catalogue.alternates(size) == catalogue.alternates(size, region="nowhere-1")
 
 
 def test_alternates_never_have_less_nor_cost_more_than_twice_as_much() -> None:

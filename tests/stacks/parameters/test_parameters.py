@@ -315,3 +315,16 @@ def test_a_group_given_as_a_dictionary_overrides_its_defaults() -> None:
     given = StackParameters.for_size("g5.xlarge", alarm={"email": "you@example.org"})
     assert given.alarm.email == "you@example.org"
     assert given.alarm.disk_percent == StackParameters.for_size("g5.xlarge").alarm.disk_percent
+
+
+def test_alternates_are_of_families_that_the_region_sells() -> None:
+    """EC2 refuses a request with a type that the region has nowhere."""
+    for size, region, others in (
+        ("g5.xlarge", "eu-west-1", ["g5.2xlarge", "g5.4xlarge"]),
+        ("g6.8xlarge", "me-central-1", ["g5.8xlarge", "g6.16xlarge"]),
+        ("g5.xlarge", "nowhere-1", ["g6.xlarge", "g6.2xlarge", "g5.2xlarge", "g6.4xlarge"]),
+    ):
+        p = StackParameters.for_size(size, region=region, mix_gpus=True)
+        assert p.sizes == (size, *others)
+    for size in catalogue.instances():
+        assert catalogue.alternates(size) == catalogue.alternates(size, region="nowhere-1")
