@@ -14,9 +14,9 @@ import pytest
 from embedded_aws import EmbeddedAws
 from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, needs_cdk
 from tests.embedded_aws.iam.roles import make_role
-from tests.embedded_aws.public_access import block_public_access
 from tests.page_policies import policy
 from tests.stack_names import named
+from tests.stacks.doctor.public_access import block_public_access
 
 pytestmark = pytest.mark.slow
 DATA = "my-data"

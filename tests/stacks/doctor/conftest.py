@@ -15,9 +15,9 @@ from botocore.stub import Stubber
 from contract.stack_names import description_of
 from embedded_aws import EmbeddedAws
 from stacks.doctor.__main__ import main
-from tests.embedded_aws.public_access import block_public_access
 from tests.page_policies import action, allowed
 from tests.stack_names import PREFIX
+from tests.stacks.doctor.public_access import block_public_access
 
 # Anybody may ask who they are; the fleet's dry run may be denied.
 ALLOWED = allowed("deployer.md") | {"sts:GetCallerIdentity", "ec2:RequestSpotFleet"}

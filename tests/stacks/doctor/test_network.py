@@ -8,9 +8,9 @@ from moto.ec2.models.route_tables import Route
 from stacks.doctor.account import DeployTarget
 from stacks.doctor.network import network_can_be_used
 from stacks.parameters import StackParameters
-from tests.embedded_aws.public_access import block_public_access
 from tests.stack_names import named
 from tests.stacks.doctor.conftest import Clinic, Examine
+from tests.stacks.doctor.public_access import block_public_access
 
 
 def test_a_region_without_room_for_a_network_is_a_problem(
