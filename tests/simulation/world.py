@@ -125,7 +125,7 @@ class Universe(Deployed):
                     self.bucket.write(key, b"?" * len(found.data or b""))
 
     def _delete_head(self, seconds: float) -> None:
-        """A person deletes head.json, and restores its last version later."""
+        """A person deletes head.json, and later deletes its delete marker, as the Guard advises."""
         key = self.prefix + HEAD
         if self.state_now in ("", "finished", "failed"):
             return
@@ -135,8 +135,10 @@ class Universe(Deployed):
 
         def restore() -> None:
             if self.bucket.found(key) is None:
-                last = next(v.data for v in reversed(self.bucket.objects[key]) if v.data)
-                self.bucket.write(key, last)
+                versions = self.bucket.objects[key]
+                while versions[-1].data is None:
+                    del versions[-1]
+                self.bucket.watch(key, versions[-1].data)
                 self.tell("a person restores the head")
                 self.restored_at = CLOCK.now
             self._act(self._resume)
