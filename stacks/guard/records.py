@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -27,6 +28,9 @@ from stacks.guard.settings import GuardSettings, answer_or_none, quick_client
 
 # Calls may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
+# Of what machines write, whose programs may write anything: bytes of one object (the Guard has
+# 256 MiB of memory), and the newest messages.
+MOST_BYTES, MOST_MESSAGES = 4 * 2**20, 50
 # userdata leaves these when a machine gives up on itself, or on the run without being able to say
 # so in its head, and one for each step of a boot.
 MACHINE_FAILED, NOT_MARKED, BOOT_STEP = "machine-failed", "head-not-marked", "boot-"
@@ -55,12 +59,12 @@ class MachineEvents(NamedTuple):
 
 def read_head(settings: GuardSettings) -> tuple[dict[str, Any], float]:
     """Return head.json and its time in S3; {} and 0 before the first attempt."""
-    found = _get(settings, HEAD)
+    found = _told(settings, HEAD)
     if found is None:
         return {}, 0.0
     head = json.loads(found["Body"].read())
-    if not isinstance(head, dict):
-        raise ValueError(f"{settings.run_uri}/{HEAD} is not an object")
+    if not (isinstance(head, dict) and isinstance(head.get("state", ""), str)):
+        raise ValueError(f"{settings.run_uri}/{HEAD} is no head")
     return head, found["LastModified"].timestamp()
 
 
@@ -77,7 +81,7 @@ def last_commit(settings: GuardSettings, head: dict[str, Any]) -> float:
 
 def progress_of(settings: GuardSettings, instance_id: str) -> tuple[str, int]:
     """Return a step of a machine's boot, and how much of it is done; 0 before its first report."""
-    found = _get(settings, progress_key(instance_id))
+    found = _told(settings, progress_key(instance_id))
     return read_progress(found["Body"].read()) if found else ("", 0)
 
 
@@ -112,10 +116,10 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
             if stored[0] >= since or match["name"] == NOT_MARKED:
                 newest[of] = max(newest.get(of, stored), stored)
     told: dict[str, list[tuple[str, float, str]]] = {MACHINE_FAILED: [], NOT_MARKED: []}
-    for (kind, instance_id), (when, name) in newest.items():
-        found = _get(settings, EVENTS + name)
-        event = json.loads(found["Body"].read()) if found else {}
-        told[kind].append((instance_id, when, str(event.get("message", ""))))
+    for (kind, instance_id), (when, name) in sorted(newest.items(), key=itemgetter(1))[
+        -MOST_MESSAGES:
+    ]:
+        told[kind].append((instance_id, when, _message(settings, EVENTS + name)))
     counts = {name: len(names) for name, names in steps.items()}
     return MachineEvents(told[MACHINE_FAILED], told[NOT_MARKED], counts)
 
@@ -220,7 +224,10 @@ def publish(settings: GuardSettings, note: Note) -> None:
         # SNS takes fewer than 100 characters and no control characters, which a machine's last
         # message may have (a progress bar's); the mail's text has the complete headline.
         Subject=re.sub(r"[^ -~]", "?", f"{settings.stack_name}: {note.headline}")[:99],
-        Message="\n".join([note.headline, "", *note.lines, "", f"Run: {settings.run_uri}"]),
+        # What a machine said may have been cut within a letter.
+        Message="\n".join([note.headline, "", *note.lines, "", f"Run: {settings.run_uri}"])
+        .encode(errors="replace")
+        .decode(),
     )
 
 
@@ -234,6 +241,24 @@ def _versions(settings: GuardSettings, name: str) -> list[str]:
     key = _key(settings, name)
     found = quick_client("s3").list_object_versions(Bucket=settings.run_bucket, Prefix=key)
     return [each["VersionId"] for each in found.get("Versions", []) if each["Key"] == key]
+
+
+def _told(settings: GuardSettings, name: str) -> Any | None:
+    """Get what a machine may have written; ValueError for more than the Guard's memory holds."""
+    found = _get(settings, name)
+    if found and found["ContentLength"] > MOST_BYTES:
+        size = found["ContentLength"]
+        raise ValueError(f"{name} has {size:,} bytes, more than the Guard reads ({MOST_BYTES:,})")
+    return found
+
+
+def _message(settings: GuardSettings, event: str) -> str:
+    with suppress(ValueError):
+        found = _told(settings, event)
+        match json.loads(found["Body"].read()) if found else None:
+            case {"message": str(message)}:
+                return message[:4000]
+    return ""
 
 
 def _get(settings: GuardSettings, name: str, **version: str) -> Any | None:

@@ -109,6 +109,7 @@ class Bucket:
             data = data[int(first) : int(last) + 1]
         return {
             "Body": io.BytesIO(data),
+            "ContentLength": len(data),
             "LastModified": _time(version.when),
             "ETag": f'"{version.number}"',
         }

@@ -196,7 +196,8 @@ def get_object(world: World, Bucket: str, Key: str, VersionId: str = "") -> Any:
         raise error("NoSuchKey", status=404)
     written, data = versions[number]
     assert data is not None
-    return {"Body": io.BytesIO(data), "LastModified": _time(written), "ETag": f'"{number}"'}
+    found = {"Body": io.BytesIO(data), "ContentLength": len(data), "ETag": f'"{number}"'}
+    return {**found, "LastModified": _time(written)}
 
 
 def list_object_versions(world: World, Bucket: str, Prefix: str) -> Any:

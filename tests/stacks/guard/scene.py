@@ -37,7 +37,7 @@ class Scene:
         now = datetime.now(UTC).timestamp() + hours_later * 3600
         return guard.respond(GuardSettings.from_environment(variables), event, now)
 
-    def write(self, name: str, document: dict[str, Any]) -> None:
+    def write(self, name: str, document: Any) -> None:
         body = json.dumps(document).encode()
         quick_client("s3").put_object(Bucket="runs", Key=f"runs/run-1/{name}", Body=body)
 

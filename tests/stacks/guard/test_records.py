@@ -1,8 +1,10 @@
 """The records of machines for the Guard, as their own programs name them."""
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import ReadTimeoutError
@@ -10,7 +12,7 @@ from moto.sns.models import sns_backends
 
 from stacks.guard.handler import GuardError
 from stacks.guard.ledger import Note
-from stacks.guard.records import MACHINE_FAILED, machine_events, publish
+from stacks.guard.records import MACHINE_FAILED, MOST_BYTES, machine_events, publish
 from stacks.guard.settings import GuardSettings, quick_client
 from tests.stacks.guard.scene import ACCOUNT, REGION, Scene
 from userdata.events import leave_event
@@ -105,3 +107,41 @@ def test_a_mail_has_a_subject_that_sns_takes_whatever_a_machine_has_sent(scene: 
     assert subject.isascii() and subject.isprintable() and len(subject) < 100
     assert subject.startswith("TrainingStack: Terminated i-0: it failed: 50%|##")
     assert "\x1b[31mKilled" in message
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"state": []},
+        {"state": {}},
+        {"state": "running", "x": "x" * MOST_BYTES},
+        {"state": None},
+        [],
+    ],
+    ids=["list", "object", "large", "none", "no-object"],
+)
+def test_limits_hold_whatever_a_machine_writes(scene: Scene, head: Any) -> None:
+    scene.head("running")
+    scene.tick(HEARTBEAT_TIMEOUT_SECONDS=900_000)
+    scene.write("head.json", head)
+    with suppress(GuardError):
+        scene.tick(hours_later=72.5, HEARTBEAT_TIMEOUT_SECONDS=900_000)
+    assert scene.capacity() == 0
+    assert "hours billed; max_hours is 72" in scene.mails()[-1]
+
+
+def test_of_events_that_a_program_made_up_the_newest_are_read(scene: Scene) -> None:
+    scene.head("running")
+    scene.write("events/20261130T000000Z-i-1-head-not-marked.json", ["no event"])
+    for number in range(60):
+        scene.failed(f"i-{number:02}", "x" * 9000, name="head-not-marked")
+    found = machine_events(GuardSettings.from_environment(scene.variables), 0.0).given_up
+    assert len(found) == 50
+    assert {message for *_, message in found} <= {"x" * 4000}
+
+
+def test_what_was_cut_within_a_letter_is_mailed(scene: Scene) -> None:
+    scene.tick()
+    scene.head("failed", reason="no file \udcc3", nonce="a")
+    scene.tick()
+    assert "no file ?" in scene.mails()[-1]
