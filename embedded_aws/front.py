@@ -28,7 +28,6 @@ from werkzeug.wrappers import Request, Response
 from embedded_aws.cloudformation.errors import CloudFormationError
 from embedded_aws.faults import GUARD, JOB_SERVICES, MACHINES, SUBMITTERS, Fault, FaultInjector
 from embedded_aws.iam.access import AccessControl, Denied
-from embedded_aws.iam.evaluation import Caller
 from embedded_aws.iam.requests import asked
 from embedded_aws.iam.sessions import FUNCTION_KEY, INSTANCE_KEY, NOBODY
 from embedded_aws.limits import Limits
@@ -89,7 +88,7 @@ class Front:
         """Return the fault that hits a request, and the refusal if it is refused."""
         caller = self.access.sessions.find(environ, body) if self.access else NOBODY
         of = GUARD if FUNCTION_KEY in caller.keys else MACHINES
-        if of == MACHINES and not is_from_instance(environ, caller):
+        if of == MACHINES and INSTANCE_KEY not in caller.keys:
             if service not in JOB_SERVICES:
                 return None, None
             of = SUBMITTERS
@@ -132,12 +131,6 @@ def _body_of(environ: Mapping[str, Any]) -> bytes:
 # How far a request's signed time may be from AWS's.
 _MAX_SKEW = timedelta(minutes=15)
 _SIGNED_AT = "%Y%m%dT%H%M%SZ"
-
-
-def is_from_instance(environ: Mapping[str, Any], caller: Caller) -> bool:
-    """Whether an instance signed the request; temporary keys that were never issued count too."""
-    is_temporary = "Credential=ASIA" in environ.get("HTTP_AUTHORIZATION", "")
-    return is_temporary and (INSTANCE_KEY in caller.keys or caller.kind == "Account")
 
 
 def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response:

@@ -296,7 +296,9 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         stacks = DeployedStacks(folder=folder, aws=aws, children=children)
         stacks.bootstrap()
         variables = aws.exports()
-        (REPOSITORY / "out/aws-local.env").write_text(variables)
+        (file := REPOSITORY / "out/aws-local.env").unlink(missing_ok=True)
+        file.touch(mode=0o600)  # it has the root user's key
+        file.write_text(variables)
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
         say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")

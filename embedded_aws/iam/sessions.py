@@ -1,7 +1,6 @@
 """The callers: the root user, role sessions, services, web identities, anonymous ones.
 
-Sessions are moto's, from the same STS that answers AssumeRole. An access key that was never issued
-is the root user's: the CDK CLI and the tests sign with such keys.
+Sessions are moto's, from the same STS that answers AssumeRole.
 """
 
 import base64
@@ -35,12 +34,12 @@ def variables_of(session: AssumedRole) -> dict[str, str]:
 class Sessions:
     """The callers of one account, by access key."""
 
-    def __init__(self, *, account: str, region: str) -> None:
+    def __init__(self, *, account: str, region: str, root_key: str) -> None:
         self._account, self._region = account, region
         self._iam: Any = iam_backends[account]["aws"]
         self._sts: Any = sts_backends[account]["aws"]
         self._root = self._caller("Account", f"arn:aws:iam::{account}:root", account, {})
-        self._known: dict[str, Caller] = {}
+        self._known: dict[str, Caller] = {root_key: self._root}
 
     def find(self, environ: Mapping[str, Any], body: bytes) -> Caller:
         """Return the caller that signed a request."""
@@ -52,7 +51,7 @@ class Sessions:
         """Return the caller to whom an access key belongs."""
         if key not in self._known:
             session = self._sts.get_assumed_role_from_access_key(key)
-            self._known[key] = self._root if session is None else self._of(session, {})
+            self._known[key] = NOBODY if session is None else self._of(session, {})
         return self._known[key]
 
     def begin(self, role_arn: str, name: str, keys: Keys) -> AssumedRole:

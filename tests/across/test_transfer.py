@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from embedded_aws import EmbeddedAws
-from tests.training.serving import new_bucket
+from tests.training.serving import KEYS, new_bucket
 from tests.training.transfers import DATA, MEBIBYTE, Memory, client_of, is_whole, sent
 from tests.training.transfers import checksum as checksum
 from training.durable.store.folder import open_store
@@ -15,6 +15,7 @@ from training.durable.store.folder import open_store
 @pytest.fixture
 def aws() -> Iterator[EmbeddedAws]:
     with EmbeddedAws() as aws:
+        KEYS[aws.endpoint] = aws.environment()["AWS_ACCESS_KEY_ID"]
         yield aws
 
 
@@ -22,7 +23,7 @@ def aws() -> Iterator[EmbeddedAws]:
 def test_s3_refuses_a_part_that_was_flipped_since_it_was_hashed(
     aws: EmbeddedAws, checksum: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(new_bucket(f"http://127.0.0.1:{aws.port}", monkeypatch))
+    store = open_store(new_bucket(aws.endpoint, monkeypatch))
     file, refused, client = Memory(), list[str](), client_of(store)
     real: Callable[..., Any] = client.upload_part
 

@@ -96,13 +96,32 @@ def test_fails_to_run_twice_in_one_process(aws: EmbeddedAws) -> None:
 
 
 def test_fails_on_a_service_that_does_not_exist(aws: EmbeddedAws) -> None:
+    key = aws.environment()["AWS_ACCESS_KEY_ID"]
     client = boto3.client(
         "braket",
         endpoint_url=aws.endpoint,
         region_name=aws.region,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
+        aws_access_key_id=key,
+        aws_secret_access_key=key,
     )
     with pytest.raises(ClientError, match="does not have the service braket"):
         client.search_devices(filters=[])
     client.close()
+
+
+@pytest.mark.parametrize("key", ["embedded", "x", "ASIA0123456789"])
+def test_whoever_does_not_know_the_root_users_key_is_nobody(aws: EmbeddedAws, key: str) -> None:
+    """Else a web page, or another user of the computer, deploys what a rehearsal then boots."""
+    stranger = boto3.client(
+        "cloudformation",
+        endpoint_url=aws.endpoint,
+        region_name=aws.region,
+        aws_access_key_id=key,
+        aws_secret_access_key="secret",
+    )
+    with pytest.raises(ClientError, match="AccessDenied"):
+        stranger.create_stack(StackName="theirs", TemplateBody='{"Resources": {}}')
+    stranger.close()
+    assert (
+        EmbeddedAws().environment()["AWS_ACCESS_KEY_ID"] != aws.environment()["AWS_ACCESS_KEY_ID"]
+    )

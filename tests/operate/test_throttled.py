@@ -39,6 +39,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedAws]:
     sweep = Sweep(
         workload="trajectory", recipe="laptop", drawn="grid", runs=drawn_runs(rates, [], None, 0)
     )
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it would keep an earlier account's key
     with EmbeddedAws() as aws:
         for name, value in aws.environment().items():
             monkeypatch.setenv(name, value)

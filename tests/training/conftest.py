@@ -118,9 +118,15 @@ def _of_another_environment(folder: Path) -> Iterator[str]:
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
+        from tests.training.serving import KEYS
+
+        printed: dict[str, str] = {}
         for line in process.stdout:
-            if found := re.search(r"AWS_ENDPOINT_URL=(\S+)", line):
-                yield found[1]
+            printed |= dict(re.findall(r"(AWS_ENDPOINT_URL|AWS_ACCESS_KEY_ID)=(\S+)", line))
+            if len(printed) == 2:
+                endpoint = printed["AWS_ENDPOINT_URL"]
+                KEYS[endpoint] = printed["AWS_ACCESS_KEY_ID"]
+                yield endpoint
                 break
         process.send_signal(signal.SIGINT)
 
