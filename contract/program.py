@@ -168,8 +168,7 @@ def _check_command(command: str) -> None:
         raise UserError(f"the program {command!r} cannot be split into words: {error}") from error
     if not words or not words[0]:
         raise UserError("the program is empty; give its command line, such as 'python train.py'")
-    if "\0" in command:
-        raise UserError("the program contains a zero byte; remove it")
+    _check_text("the program", command)
     for word in words:
         if word in _SHELL_WORDS or (len(word) > 1 and word.endswith(";")):
             raise UserError(
@@ -212,14 +211,18 @@ def _check_variable(name: str, value: str) -> None:
     _check_value(f"the environment variable {name!r}", value)
 
 
-def _check_value(what: str, value: str) -> None:
+def _check_text(what: str, value: str) -> None:
     if "\0" in value:
-        raise UserError(f"{what} has a zero byte in its value; remove it")
+        raise UserError(f"{what} has a zero byte; remove it")
     if _ADDRESS_WITH_PASSWORD.search(value):
         raise UserError(
             f"{what} has an address with a password in it, which would be stored in the run's "
             "config.json; keep it in AWS Secrets Manager and let the program read it there"
         )
+
+
+def _check_value(what: str, value: str) -> None:
+    _check_text(what, value)
     if len(value) > _MOST_VALUE:
         raise UserError(
             f"{what} has {len(value)} characters; pass at most {_MOST_VALUE}, or a file"

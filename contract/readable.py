@@ -4,8 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Controls and what reorders text, except tabs and line ends; of escape sequences, colours.
-_CONTROL = re.compile("(\x1b\\[[0-9;:]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# Controls, what reorders text and halves of letters, except tabs and line ends; of escape
+# sequences, colours.
+_CONTROL = re.compile(
+    "(\x1b\\[[0-9;:]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\r\n])")
 _NO_COLOUR = "\x1b[0m"
 

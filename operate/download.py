@@ -10,6 +10,7 @@ from typing import Any
 
 from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
+from contract.readable import shown
 from operate.runs import OperatedRun
 from training import main as training
 from training.durable import OpenRun, Store, write_report
@@ -54,16 +55,16 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
 def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
     """Fetch all or nothing: parts arrive in any order, so half a file may have its full size."""
     try:
-        for folder in sorted({(out / key).parent for key in sizes}):
-            folder.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix=".", dir=out)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; use another --out") from error
     with temporary as fetched:
         for number, (key, size) in enumerate(sizes.items()):
-            print(f"{out / key}, {size / 1e6:.1f} MB", flush=True)
+            print(shown(f"{out / key}, {size / 1e6:.1f} MB"), flush=True)
             store.get_file(key, Path(fetched, f"{number}"))
         for number, key in enumerate(sizes):
+            (out / key).parent.mkdir(parents=True, exist_ok=True)
             Path(fetched, f"{number}").replace(out / key)
 
 

@@ -117,4 +117,4 @@ def _event_text(event: Entry) -> str:
 def as_line(entry: Entry) -> str:
     """Return an entry as a readable line: time if it has one, machine, text."""
     time = str(entry.get("time", ""))[:19].replace("T", " ")
-    return f"{time:<19} {entry['machine']:<20} {shown(entry['text'])}"
+    return shown(f"{time:<19} {entry['machine']:<20} {entry['text']}")

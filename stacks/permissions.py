@@ -15,6 +15,12 @@ def allow(
     return iam.PolicyStatement(sid=sid, actions=actions, resources=resources, conditions=conditions)
 
 
+def deny(sid: str, actions: list[str], resources: list[str]) -> iam.PolicyStatement:
+    """Return a statement that denies these actions, whatever another allows."""
+    deny = iam.Effect.DENY
+    return iam.PolicyStatement(sid=sid, effect=deny, actions=actions, resources=resources)
+
+
 def allow_metrics_in(namespace: str) -> iam.PolicyStatement:
     """Allow publishing metrics in one namespace; the call takes no resources."""
     only = {"StringEquals": {"cloudwatch:namespace": namespace}}

@@ -1,6 +1,7 @@
 """The source folder in the code bundle: a workload's, or a program's with its description."""
 
 import json
+import shlex
 from pathlib import Path
 
 from contract.program import EMPTY_FOLDERS, PROGRAM_FILE, SOURCE_FOLDER, USUAL_REQUIREMENTS
@@ -36,5 +37,5 @@ def write_source(parameters: StackParameters, bundle: Path) -> None:
         'program, write "" to install nothing',
     )
     # pip resolves its includes relative to the file.
-    text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"
+    text = f"-r {shlex.quote(f'{Path(SOURCE_FOLDER).name}/{name.as_posix()}')}\n"
     (bundle / REQUIREMENTS_FILE).write_text(text, encoding="utf-8")

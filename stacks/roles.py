@@ -16,7 +16,7 @@ from stacks import acknowledgments as nag
 from stacks.fleet import may_end_fleet_of, own_fleet_reasons
 from stacks.monitoring.metrics import metrics_namespace
 from stacks.parameters import StackParameters
-from stacks.permissions import allow, allow_metrics_in, may_use_key_of, of_stack
+from stacks.permissions import allow, allow_metrics_in, deny, may_use_key_of, of_stack
 
 # AWS's list for a role that has only this to do: docs.aws.amazon.com/systems-manager/latest/
 # userguide/getting-started-add-permissions-to-existing-profile.html
@@ -81,18 +81,14 @@ class RunData:
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
         other = [f"arn:{Aws.PARTITION}:s3:::{self.other_run}*"] if self.init_from else []
         buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
+        ledger = self.run_bucket.arn_for_objects(f"{self.run_prefix}/{GUARD}")
         write = ["s3:PutObject", "s3:AbortMultipartUpload"]
         return [
             allow("Read", ["s3:GetObject"], [dataset, own, shared, code, *other]),
             allow("WriteOwnRun", write, [own]),
             allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
             # A run must not write its own limits.
-            iam.PolicyStatement(
-                sid="LeaveLedgerToGuard",
-                effect=iam.Effect.DENY,
-                actions=["s3:PutObject", "s3:DeleteObject"],
-                resources=[self.run_bucket.arn_for_objects(f"{self.run_prefix}/{GUARD}")],
-            ),
+            deny("LeaveLedgerToGuard", ["s3:PutObject", "s3:DeleteObject"], [ledger]),
             # No delete: names contain checksums, and each run keeps a copy of what it read.
             allow("ShareDerivedData", write, [shared]),
             # Without it, S3 answers 403 instead of 404 for what does not exist yet; a condition on

@@ -20,13 +20,13 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract.aws_limits import most
-from contract.keys import RUNS, SWEEPS
+from contract.keys import RUNS, SWEEP, SWEEP_JOBS, SWEEPS
 from contract.stack_names import DESCRIPTIONS, SHARED_QUEUE
 from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
 from stacks.parameters import StackParameters
 from stacks.parameters.fields import SweepQueue
-from stacks.permissions import allow, allow_metrics_in, may_use_key_of
+from stacks.permissions import allow, allow_metrics_in, deny, may_use_key_of
 from stacks.roles import named_buckets
 
 JOB_TYPE = "SAGEMAKER_TRAINING"
@@ -232,6 +232,7 @@ class SweepJobRole(Construct):
         )
         datasets = dataset_bucket.arn_for_objects("*")
         runs, sweeps = (run_bucket.arn_for_objects(f"{each}*") for each in (RUNS, SWEEPS))
+        queued = [run_bucket.arn_for_objects(f"{SWEEPS}*/{each}") for each in (SWEEP, SWEEP_JOBS)]
         buckets = [dataset_bucket.bucket_arn, run_bucket.bucket_arn]
         images = stack.format_arn(service="ecr", resource="repository", resource_name=repository)
         groups = stack.format_arn(service="logs", resource=f"log-group:{_SAGEMAKER}:*")
@@ -250,6 +251,8 @@ class SweepJobRole(Construct):
         for statement in (
             allow("Read", ["s3:GetObject"], [datasets, runs, sweeps]),
             allow("WriteSweeps", write, [sweeps]),
+            # `runs resume` submits what is in them, with the rights of who calls it.
+            deny("LeaveJobsToOperators", ["s3:PutObject", "s3:DeleteObject"], queued),
             # Without it, S3 answers 403 instead of 404 for what does not exist yet.
             allow("SeeWhatExists", ["s3:ListBucket"], buckets),
             allow("PullImage", pull, [images]),

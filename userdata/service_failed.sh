@@ -55,8 +55,8 @@ else
     users_mistake=78
     why="boot failed at $(cat "$run/boot-failure" || echo "no step: bootstrap.sh ended ($how)")"
 fi
-# Linux limits an argument of a program to 128 KiB.
-why=${why:0:4000}
+# Linux limits an argument of a program to 128 KiB; either cut may be within a letter.
+why=$(iconv -c -f utf-8 -t utf-8 <<<"${why:0:4000}" || true)
 # A signal has a number too: SIGINT is 2.
 if [[ $result == exit-code && $status == "$users_mistake" ]]; then
     exec bash userdata/give_up.sh "$why"

@@ -17,6 +17,7 @@ COLOURED = "\x1b[1;38:5:9mloss\x1b[0m"
         ("\x1b]52;c;aGk=\x1b\\\x9b2J\x9d8;;u", r"\x1b]52;c;aGk=\x1b\\x9b2J\x9d8;;u"),
         ("\x1bc\x1b[?1049h\x1b[>4;2m\x08\x7f", r"\x1bc\x1b[?1049h\x1b[>4;2m\x08\x7f"),
         ("rm\u202egpj.\u2066", r"rm\u202egpj.\u2066"),
+        ("cut in a letter\udcc3", r"cut in a letter\udcc3"),
         ("\r 1%\r50%|# |\r99%|##|\r\r\ndone\r\n", "99%|##|\ndone\n"),
         ("50%\r\x1b[31mKilled", "\x1b[31mKilled\x1b[0m"),
     ],

@@ -40,6 +40,11 @@ def test_the_bundle_has_the_program_its_source_and_what_to_install(
     assert (tmp_path / "bundle/program/source/nets/model.py").read_text() == "nets/model.py"
     requirements = tmp_path / "bundle/program/requirements.txt"
     assert requirements.read_text() == "-r source/requirements.txt\n"
+    (source / "my reqs.txt").write_text("numpy\n")
+    (source / "program.json").write_text(json.dumps({**spec, "requirements": "my reqs.txt"}))
+    write_source(parameters(source), tmp_path / "words")
+    listed = (tmp_path / "words/program/requirements.txt").read_text()
+    assert listed == "-r 'source/my reqs.txt'\n"
     (source / "program.json").write_text('{"command": "python train.py", "requirements": ""}')
     write_source(parameters(source), tmp_path / "nothing")
     assert not (tmp_path / "nothing/program/requirements.txt").exists()

@@ -111,6 +111,12 @@ def test_a_job_writes_below_sweeps_alone(template: dict[str, Any]) -> None:
     written = statements["WriteSweeps"]
     assert written["Resource"]["Fn::Join"][1][-1] == "/sweeps/*"
     assert sorted(statements["Key"]["Action"]) == ["kms:Decrypt", "kms:GenerateDataKey"]
+    # `runs resume` submits what these say, with the rights of the person who calls it.
+    denied = statements.pop("LeaveJobsToOperators")
+    assert denied["Effect"] == "Deny"
+    assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
+    queued = {each["Fn::Join"][1][-1] for each in denied["Resource"]}
+    assert queued == {"/sweeps/*/sweep.json", "/sweeps/*/jobs.json"}
     others = [sid for sid, each in statements.items() if "s3:PutObject" in each["Action"]]
     assert others == ["WriteSweeps"]
     # A job may begin with any run's weights (init-from).

@@ -181,6 +181,17 @@ def test_a_last_line_without_end_keeps_no_machine(fail: Fail, root: Path) -> Non
     assert len(event["message"]) < 2000
 
 
+@pytest.mark.parametrize("length", [999, 1000])
+def test_a_last_line_that_is_cut_within_a_letter_is_text(
+    fail: Fail, root: Path, length: int
+) -> None:
+    words = "é" * 600 + "x" * (length % 2)
+    (root / "var/log/training/training.log").write_text(words, encoding="utf-8")
+    _, (event,) = fail(result="start-limit-hit", status=1)
+    assert event["message"].endswith("é" * 499 + "x" * (length % 2))
+    event["message"].encode()
+
+
 @pytest.mark.parametrize(
     ("service", "status", "ends"),
     [

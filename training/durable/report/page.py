@@ -102,7 +102,8 @@ def write_report(
             "The run": table(_about(store, record, head)),
         },
     )
-    if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
+    data = written.encode(errors="replace")  # of a message that was cut within a letter
+    if not put_unless_changed(store, REPORT, data, before.etag if before else None):
         _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
     return history, bought, f"{verdict} {lost} {bought.sentence()}.{ended}"
 

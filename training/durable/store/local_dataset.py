@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -493,7 +494,7 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
         entries, meta = manifest["files"], manifest["meta"]
-        names = [str(e["name"]) for e in entries if e["bytes"] >= 0 and e["sha256"]]
+        names = [str(name) for name, *_ in map(itemgetter("name", "bytes", "sha256"), entries)]
         is_known = manifest["format"] == 1 and isinstance(manifest["workload"], str)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error

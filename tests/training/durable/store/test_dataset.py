@@ -226,13 +226,17 @@ def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: P
         StoredDataset(store).sync(tmp_path / "again", silent)
 
 
-def test_fails_for_a_manifest_that_points_outside(dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [{}, {"sha256": ""}, {"bytes": -1}], ids=repr)
+def test_fails_for_a_manifest_that_points_outside(
+    dataset: Path, tmp_path: Path, others: dict[str, Any]
+) -> None:
     store = open_store(str(tmp_path / "store"))
     manifest = json.loads((dataset / "manifest.json").read_text())
-    manifest["files"][0]["name"] = "../outside"
+    manifest["files"][0] |= {"name": "../outside/of/it", **others}
     store.put("manifest.json", json.dumps(manifest).encode())
     with pytest.raises(UserError, match="outside the dataset"):
         StoredDataset(store).sync(tmp_path / "out", silent)
+    assert not (tmp_path / "outside").exists()
 
 
 def test_the_sync_command_says_what_it_did_and_leaves_an_event(
