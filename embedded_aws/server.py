@@ -5,7 +5,6 @@ does not do.
 """
 
 import errno
-import secrets
 import shlex
 import socket
 import threading
@@ -50,8 +49,7 @@ class EmbeddedAws:
     """An AWS account on a local port, empty at each start; a context manager.
 
     `spot_usd` returns a size's Spot price in dollars per hour, or raises ValueError for a size that
-    it does not know; those have moto's price, as have all by default. The root user's access key is
-    another one for each: a web page, or another user of this computer, could guess a usual one.
+    it does not know; those have moto's price, as have all by default.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class EmbeddedAws:
         self.port = port
         self.region = region
         self.account = DEFAULT_ACCOUNT_ID
-        self._spot_usd, self._root_key = spot_usd, secrets.token_hex(16)
+        self._spot_usd = spot_usd
         self._clients: dict[tuple[str, str], Any] = {}
         self._stack_sessions: dict[str, AssumedRole] = {}
         self._lock = threading.Lock()
@@ -92,9 +90,8 @@ class EmbeddedAws:
         self.engine = Engine(account, REGISTRY)
         self.capacity = fleet.CAPACITY[0] = Capacity(spot_usd=self._spot_usd)
         self.access = AccessControl(
-            account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values(),
-            root_key=self._root_key,
-        )  # fmt: skip
+            account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
+        )
         fleet.ACCESS[0] = self.access
         # The WSGI application may be served at other addresses too; instances, the Guard and
         # submitters of jobs meet its faults.
@@ -152,7 +149,7 @@ class EmbeddedAws:
             **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ENDPOINT_URL_S3": self.endpoint,
-            "AWS_ACCESS_KEY_ID": self._root_key,
+            "AWS_ACCESS_KEY_ID": self.access.sessions.root_key,
             "AWS_SECRET_ACCESS_KEY": "embedded",
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
@@ -174,7 +171,7 @@ class EmbeddedAws:
             return self._clients[service, role_arn]
 
     def _new_client(self, service: str, role_arn: str) -> Any:
-        key, token = self._root_key, None
+        key, token = self.access.sessions.root_key, None
         if role_arn:
             if role_arn not in self._stack_sessions:
                 self._stack_sessions[role_arn] = self.access.assume(

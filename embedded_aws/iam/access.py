@@ -137,18 +137,11 @@ class Denied(NamedTuple):
 class AccessControl:
     """IAM of one account in one region."""
 
-    def __init__(
-        self,
-        *,
-        account: str,
-        region: str,
-        stacks: Callable[[], Iterable[Stack]],
-        root_key: str,
-    ) -> None:
+    def __init__(self, *, account: str, region: str, stacks: Callable[[], Iterable[Stack]]) -> None:
         self.account, self.region = account, region
         # Service control policies with what they deny, as the organization's FullAWSAccess allows.
         self.organization: list[str] = []
-        self.sessions = Sessions(account=account, region=region, root_key=root_key)
+        self.sessions = Sessions(account=account, region=region)
         self.evidence = Evidence(stacks=stacks, policies_of=self._policies_of)
         self._iam: Any = iam_backends[account]["aws"]
         self._s3: Any = s3_backends[account]["aws"]

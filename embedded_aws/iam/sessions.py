@@ -6,6 +6,7 @@ Sessions are moto's, from the same STS that answers AssumeRole.
 import base64
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -34,12 +35,14 @@ def variables_of(session: AssumedRole) -> dict[str, str]:
 class Sessions:
     """The callers of one account, by access key."""
 
-    def __init__(self, *, account: str, region: str, root_key: str) -> None:
+    def __init__(self, *, account: str, region: str) -> None:
         self._account, self._region = account, region
         self._iam: Any = iam_backends[account]["aws"]
         self._sts: Any = sts_backends[account]["aws"]
-        self._root = self._caller("Account", f"arn:aws:iam::{account}:root", account, {})
-        self._known: dict[str, Caller] = {root_key: self._root}
+        # A web page, or another user of this computer, could guess a usual one.
+        self.root_key = secrets.token_hex(16)
+        root = self._caller("Account", f"arn:aws:iam::{account}:root", account, {})
+        self._known: dict[str, Caller] = {self.root_key: root}
 
     def find(self, environ: Mapping[str, Any], body: bytes) -> Caller:
         """Return the caller that signed a request."""

@@ -157,7 +157,8 @@ def test_no_aws_setting_of_the_person_reaches_the_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(os.environ, "AWS_PROFILE", "production")
-    environment = deployment.child_environment(EmbeddedAws())
+    with EmbeddedAws() as aws:
+        environment = deployment.child_environment(aws)
     assert "AWS_PROFILE" not in environment
     assert environment["AWS_ACCESS_KEY_ID"]
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE", "runs beside each other share the cores"
