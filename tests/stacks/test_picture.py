@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stacks.picture import CAPTIONS, PAGE, TIES, construct_of, draw, main, read_ties
+from tests.stacks.picture import CAPTIONS, PAGE, TIES, construct_of, draw, main, read_ties
 
 
 def test_the_committed_page_is_current(resources: dict[str, Any]) -> None:
     assert PAGE.read_text(encoding="utf-8") == draw(resources), (
-        "what is provisioned has changed: python -m stacks.picture"
+        "what is provisioned has changed: python -m tests.stacks.picture"
     )
 
 
@@ -54,8 +54,8 @@ def test_the_command_writes_it(
 ) -> None:
     for stack, template in synthesize().items():
         (tmp_path / f"{stack}.template.json").write_text(json.dumps(template))
-    monkeypatch.setattr("stacks.picture.ROOT", tmp_path)
-    monkeypatch.setattr("stacks.picture.PAGE", tmp_path / "page.md")
+    monkeypatch.setattr("tests.stacks.picture.ROOT", tmp_path)
+    monkeypatch.setattr("tests.stacks.picture.PAGE", tmp_path / "page.md")
     assert main([str(tmp_path)]) == 0
     assert (tmp_path / "page.md").read_text() == PAGE.read_text(encoding="utf-8")
 
@@ -65,7 +65,7 @@ def test_fails_for_a_folder_without_templates_and_keeps_the_page(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("as it was")
-    monkeypatch.setattr("stacks.picture.PAGE", page)
+    monkeypatch.setattr("tests.stacks.picture.PAGE", page)
     assert main([str(tmp_path)]) == 2
     assert "has no templates" in capsys.readouterr().err
     assert page.read_text() == "as it was"

@@ -1,4 +1,4 @@
-"""The architecture diagram, drawn from the synthesized templates: python -m stacks.picture
+"""The architecture diagram, drawn from the synthesized templates: python -m tests.stacks.picture
 
 It writes docs/architecture.md: a Mermaid diagram, which GitHub renders, of the constructs and who
 uses whom, and a table of their resources. A test fails when the page is out of date.
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 INTRODUCTION = """# Architecture
 
-What `cdk.json`'s defaults provision, generated from the templates by `python -m stacks.picture`.
-A box is a construct; an arrow points from the user to the used. "by name" is a lookup at run time,
-because a reference would be a cycle in the template.
+What `cdk.json`'s defaults provision, generated from the templates by
+`python -m tests.stacks.picture`. A box is a construct; an arrow points from the user to the used.
+"by name" is a lookup at run time, because a reference would be a cycle in the template.
 """
 # What each construct is for; a test fails for one without a caption.
 CAPTIONS = {
