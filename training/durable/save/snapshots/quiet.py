@@ -237,9 +237,10 @@ def _is_rewritten(old: FileState, new: FileState) -> bool:
 class Replacing:
     """Which files a program replaces as a whole: such a file vouches for itself, and no other.
 
-    What is not known to be replaced counts as written in place. What is renamed or deleted as soon
-    as it is written had a temporary name, under which half of it harms nobody. A database is whole
-    at any time, too, with the files beside it: that is its promise for a crash.
+    So where several are, none does: between two renames they are of two saves. What is not known to
+    be replaced counts as written in place. What is renamed or deleted as soon as it is written had
+    a temporary name, under which half of it harms nobody. A database is whole at any time, too,
+    with the files beside it: that is its promise for a crash.
     """
 
     def __init__(self, folder: Root) -> None:
@@ -284,8 +285,8 @@ class Replacing:
     def _is_whole(self, path: str) -> bool:
         if _BESIDE.sub("", path).replace("lock.mdb", "data.mdb") in self._databases:
             return True
-        name = plain(path)
-        return name in self._temporary or (name in self._whole and name not in self._in_place)
+        name, whole = plain(path), self._whole - self._in_place - self._temporary
+        return name in self._temporary or whole == {name}
 
 
 @dataclass(kw_only=True, slots=True)

@@ -114,6 +114,10 @@ def test_a_part_of_a_save_is_known_from_all_of_it(tmp_path: Path) -> None:
         pytest.param([">s", ">u", "u>s", ">t", "-t", ">t", "+t"], [], id="gone at the next look"),
         pytest.param([">c1", ">c2", "-c1", ">c3"], ["c2", "c3"], id="the next of a kind"),
         pytest.param([">t1", "+t1", "t1>s1", ">t2", "+t2"], [], id="numbered"),
+        pytest.param([">t", "t>m", ">u", "u>o"], ["m", "o"], id="two of one save"),
+        pytest.param(
+            [">t", "t>m1", ">t", "t>m2", ">u", "u>o1"], ["m1", "m2", "o1"], id="numbered sets"
+        ),
     ],
 )
 def test_a_replaced_file_vouches_for_itself_and_no_other(
