@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ROOMS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["rooms"]
 # Of tests/: what configures tests, and what knows no room but contract.
-HELPERS = ("tests/conftest.py", "tests/stack_names.py", "tests/page_policies.py")
+NAMES = ("conftest", "machine_key", "page_policies", "stack_names")
+HELPERS = tuple(f"tests/{name}.py" for name in NAMES)
 # What every room's tests are run with.
 PYTEST = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 # Tests of several rooms at once, and of the whole tree.

@@ -1,6 +1,5 @@
 """What a drill does to AWS meets instances alone, in the words of the service."""
 
-import json
 import os
 import subprocess
 import sys
@@ -19,38 +18,28 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 from embedded_aws import EmbeddedAws
 from embedded_aws.faults import Fault
 from embedded_aws.front import skew_refusal
-from embedded_aws.iam.sessions import FUNCTION_KEY, INSTANCE_KEY
+from embedded_aws.iam.sessions import FUNCTION_KEY
+from tests.machine_key import machine_key
 
 
 @pytest.fixture
 def instance(aws: EmbeddedAws) -> Iterator[Any]:
     """Return a function that makes clients with an instance's credentials."""
-    iam, name = aws.client("iam"), "instance"
-    every = {"Effect": "Allow", "Action": "*", "Resource": "*"}
-    trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": aws.account}}
-    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument=_policy(trust))["Role"]["Arn"]
-    iam.put_role_policy(RoleName=name, PolicyName="every", PolicyDocument=_policy(every))
-    session = aws.access.sessions.begin(role, "i-1", {INSTANCE_KEY: "i-1"})
+    key = machine_key(aws)
 
     def client(service: str) -> Any:
         return boto3.client(
             service,
             endpoint_url=aws.endpoint,
             region_name=aws.region,
-            aws_access_key_id=session.access_key_id,
-            aws_secret_access_key=session.secret_access_key,
-            aws_session_token=session.session_token,
+            aws_access_key_id=key,
+            aws_secret_access_key="secret",
+            aws_session_token="token",
             config=Config(retries={"total_max_attempts": 1}),
         )
 
     yield client
     aws.faults.end()
-    iam.delete_role_policy(RoleName=name, PolicyName="every")
-    iam.delete_role(RoleName=name)
-
-
-def _policy(statement: dict[str, Any]) -> str:
-    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
 @pytest.fixture
@@ -89,7 +78,7 @@ def test_each_protocol_has_its_own_error(aws: EmbeddedAws, instance: Any) -> Non
 
 def test_the_aws_cli_reads_a_denial_too(aws: EmbeddedAws, instance: Any, tmp_path: Path) -> None:
     aws.faults.begin([denied("ec2:ModifySpotFleetRequest")])
-    credentials = {"AWS_ACCESS_KEY_ID": "ASIA01", "AWS_SESSION_TOKEN": "token"}
+    credentials = {"AWS_ACCESS_KEY_ID": machine_key(aws), "AWS_SESSION_TOKEN": "token"}
     done = subprocess.run(
         [str(Path(sys.executable).with_name("aws")), "ec2", "modify-spot-fleet-request",
          "--spot-fleet-request-id", "sfr-1", "--target-capacity", "0"],

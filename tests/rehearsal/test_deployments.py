@@ -16,9 +16,10 @@ from moto.ssm.models import ssm_backends
 from embedded_aws import EmbeddedAws
 from embedded_aws.cloudformation import schema
 from embedded_aws.event_bus import EventBus
-from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
+from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.process import ProcessMachine
 from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
+from tests.machine_key import machine_key
 from tests.stack_names import DATASET, PREFIX, TRAINING, named
 
 pytestmark = pytest.mark.slow
@@ -329,7 +330,8 @@ def _broken_machine(aws: EmbeddedAws, folder: Path, instance: str) -> ProcessMac
         folder=folder,
         environment=aws.environment(),
         metadata=MetadataServer(
-            instance=RehearsedInstance(id=instance, user_data=b"#!/no/such/interpreter\nexit 1\n")
+            instance=RehearsedInstance(id=instance, user_data=b"#!/no/such/interpreter\nexit 1\n"),
+            credentials=Credentials(access_key_id=machine_key(aws)),
         ),
     )
     machine.start()

@@ -18,12 +18,13 @@ from moto.ec2.models import ec2_backends
 
 from embedded_aws import EmbeddedAws
 from rehearsal.demo.trained import RehearsedProgram
-from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
+from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.process import EC2_DISKS, SHIMS, JsonDisk, ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.parameters import StackParameters
 from stacks.program_source import write_source
 from stacks.user_data import render
+from tests.machine_key import machine_key
 from training.durable.store.local_dataset import LocalDataset
 from userdata.run_env import read_run_env
 
@@ -211,7 +212,8 @@ class Rig:
                 **(environment or {}),
             },
             metadata=MetadataServer(
-                instance=RehearsedInstance(id=instance_id, user_data=user_data.encode())
+                instance=RehearsedInstance(id=instance_id, user_data=user_data.encode()),
+                credentials=Credentials(access_key_id=machine_key(self.aws)),
             ),
             **{"disks": EC2_DISKS, **settings},
         )

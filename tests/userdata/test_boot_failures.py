@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines.machine import BOOT, TRAINING
-from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
+from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.process import EC2_DISKS, SHIMS, ProcessMachine
 from rehearsal.machines.quirks import Quirks
+from tests.machine_key import machine_key
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
 SYSTEMCTL = str(SHIMS / "systemctl")
@@ -145,7 +146,10 @@ def test_user_data_ends_the_machine_wherever_it_fails(rig: Rig, tmp_path: Path) 
     (tmp_path / "opt").write_text("no folder can be made here")
     # Nobody reads what it says.
     with (
-        MetadataServer(instance=RehearsedInstance(id=machine)) as metadata,
+        MetadataServer(
+            instance=RehearsedInstance(id=machine),
+            credentials=Credentials(access_key_id=machine_key(rig.aws)),
+        ) as metadata,
         Path("/dev/full").open("w") as log,
     ):
         subprocess.run(

@@ -16,11 +16,12 @@ from typing import Any
 
 from embedded_aws import EmbeddedAws
 from rehearsal.machines.commands import CommandFailed
-from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
+from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
 from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
 from stacks.user_data import render
+from tests.machine_key import machine_key
 from tests.rehearsal.machines.qemu.disk_image import DiskImage, disk_image
 from tests.rehearsal.machines.qemu.host import check_host
 from tests.rehearsal.machines.qemu.machine import DATA, STORE, QemuMachine
@@ -244,7 +245,8 @@ def live(folder: Path, image: DiskImage) -> dict[str, Any]:
             image=image,
             network=network,
             metadata=MetadataServer(
-                instance=RehearsedInstance(id=ran["InstanceId"], user_data=user_data.encode())
+                instance=RehearsedInstance(id=ran["InstanceId"], user_data=user_data.encode()),
+                credentials=Credentials(access_key_id=machine_key(aws)),
             ),
         )
         life = Life(machine)
