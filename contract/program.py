@@ -47,7 +47,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", "<", ">", ">>", "2>&1", "2>", "&>"})
 # Variables of the contract, of the machine's role and of its service.
 _OURS = re.compile(r"(SM|TRAINING|SAGEMAKER)_.*|CURRENT_HOST|NOTIFY_SOCKET|WATCHDOG_USEC")
-_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:(?!\$)[^/\s@]+@")
 _SECRET = re.compile(r"(.*_)?(KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 
 

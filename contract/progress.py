@@ -15,6 +15,8 @@ def progress_record(step: str, files: int, size: int) -> bytes:
 def read_progress(data: bytes) -> tuple[str, int]:
     """Return the step and the sum of its counts; ValueError if it is no record."""
     match json.loads(data):
-        case {"step": str(step), "files": int(files), "bytes": int(size)} if min(files, size) >= 0:
+        case {"step": str(step), "files": int(files), "bytes": int(size)} if (
+            min(files, size) >= 0 and max(files, size) < 2**63 and len(step) <= 100
+        ):
             return step, files + size
-    raise ValueError(f"the progress is {data!r}, which names no step with files and bytes")
+    raise ValueError(f"the progress is {data[:200]!r}, which names no step with files and bytes")

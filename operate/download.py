@@ -55,7 +55,8 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
 def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
     """Fetch all or nothing: parts arrive in any order, so half a file may have its full size."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        for folder in sorted({out, *((out / each).parent for each in sizes if ".." not in each)}):
+            folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix=".", dir=out)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; use another --out") from error
@@ -64,7 +65,6 @@ def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
             print(shown(f"{out / key}, {size / 1e6:.1f} MB"), flush=True)
             store.get_file(key, Path(fetched, f"{number}"))
         for number, key in enumerate(sizes):
-            (out / key).parent.mkdir(parents=True, exist_ok=True)
             Path(fetched, f"{number}").replace(out / key)
 
 

@@ -117,4 +117,7 @@ def _event_text(event: Entry) -> str:
 def as_line(entry: Entry) -> str:
     """Return an entry as a readable line: time if it has one, machine, text."""
     time = str(entry.get("time", ""))[:19].replace("T", " ")
-    return shown(f"{time:<19} {entry['machine']:<20} {entry['text']}")
+    columns = shown(
+        f"{time:<19} {entry['machine']:<20}"
+    )  # alone: of a redrawn text the end is left
+    return f"{columns} {shown(entry['text'])}"

@@ -63,7 +63,7 @@ def _over(tick: Tick) -> Reason | None:
             f"npx cdk destroy {training_id(tick.settings.stack_name)}"
         )
         return Reason(sentence="the run is finished", advice=advice)
-    advice = f"{head.get('reason') or 'The events say why.'}\nFix that first."
+    advice = f"{str(head.get('reason') or 'The events say why.')[:4000]}\nFix that first."
     return Reason(sentence="the run has failed", advice=advice)
 
 

@@ -253,7 +253,7 @@ def _told(settings: GuardSettings, name: str) -> Any | None:
 
 
 def _message(settings: GuardSettings, event: str) -> str:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         found = _told(settings, event)
         match json.loads(found["Body"].read()) if found else None:
             case {"message": str(message)}:

@@ -262,7 +262,8 @@ class Tick:
         if events is None:
             return
         steps = {each: (records.BOOT_STEP, events.steps.get(each, 0)) for each in live}
-        self.given_up = {name: message for name, _, message in events.given_up}
+        known = self.ledger.attempts
+        self.given_up = {name: said for name, _, said in events.given_up if name in known}
 
         def record(ledger: Ledger) -> None:
             ledger.record_failures(events.failures, self.now)

@@ -139,6 +139,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         for name, value in aws.environment().items():
             patch.setenv(name, value)
         quick_client.cache_clear()
+        patch.setattr("boto3.DEFAULT_SESSION", None)  # it would keep an earlier account's key
         (stack,) = aws.client("cloudformation").describe_stacks(StackName=TRAINING)["Stacks"]
         told = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
         bus = EventBus(aws=aws, code_folder=folder / "functions")

@@ -103,6 +103,7 @@ def account(data: Path) -> Iterator[Account]:
         for name, value in aws.environment().items():
             patch.setenv(name, value)
         quick_client.cache_clear()
+        patch.setattr("boto3.DEFAULT_SESSION", None)  # it would keep an earlier account's key
         aws.service_jobs.notice_seconds = NOTICE_SECONDS
         aws.service_jobs.variables = {"OMP_NUM_THREADS": "1"}
         for bucket in ("datasets", "runs"):

@@ -50,6 +50,7 @@ def test_numbers_of_hyperparameters_may_be_written_as_numbers() -> None:
         ({"command": "python a.py; python b.py"}, "only a shell understands"),
         ({"command": "OMP_NUM_THREADS=1 python a.py"}, "--env NAME=VALUE"),
         ({"command": "python a.py --db postgres://u:p@h/d"}, "an address with a password in it"),
+        ({"command": "python a.py --db p://u:pa$s@h/d"}, "an address with a password in it"),
         ({"hyperparameters": {"two words": "1"}}, "'two words' is not a valid name"),
         ({"hyperparameters": {"sagemaker_program": "x"}}, "reserved by SageMaker"),
         ({"hyperparameters": {"text": "x" * 2501}}, "2501 characters"),

@@ -26,3 +26,16 @@ def test_names_reach_no_terminal_as_they_are(
     assert (tmp_path / "out" / name).read_bytes() == b"1"
     line = as_line({"machine": "i\x1b]0;x\x07", "text": "t", "time": "\x1b]0;t\x07"})
     assert "\x1b" not in capsys.readouterr().out + line
+    line = as_line({"machine": "i-1", "text": "10%|# |\r99%|##|", "time": "2026-11-30T01:02:03Z"})
+    assert line == f"2026-11-30 01:02:03 {'i-1':<20} 99%|##|"
+
+
+def test_where_a_folder_cannot_be_nothing_is_fetched(tmp_path: Path) -> None:
+    store, out = FolderStore(tmp_path / "run"), tmp_path / "out"
+    for name in ("final/a", "final/model/b"):
+        store.put(name, b"1")
+    (out / "final").mkdir(parents=True)
+    (out / "final/model").touch()
+    with pytest.raises(UserError, match="cannot write to"):
+        _fetch(store, {"final/a": 1, "final/model/b": 1}, out)
+    assert [path.name for path in (out / "final").iterdir()] == ["model"]

@@ -21,6 +21,7 @@ from tests.stack_names import DATASET, TRAINING
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedAws]:
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep an earlier account's key
     with EmbeddedAws() as running:
         for name, value in running.environment().items():
             monkeypatch.setenv(name, value)

@@ -135,6 +135,8 @@ def test_of_events_that_a_program_made_up_the_newest_are_read(scene: Scene) -> N
     scene.write("events/20261130T000000Z-i-1-head-not-marked.json", ["no event"])
     for number in range(60):
         scene.failed(f"i-{number:02}", "x" * 9000, name="head-not-marked")
+    scene.tick()
+    assert scene.mails() == []  # of none of these machines EC2 has said anything
     found = machine_events(GuardSettings.from_environment(scene.variables), 0.0).given_up
     assert len(found) == 50
     assert {message for *_, message in found} <= {"x" * 4000}
@@ -145,3 +147,23 @@ def test_what_was_cut_within_a_letter_is_mailed(scene: Scene) -> None:
     scene.head("failed", reason="no file \udcc3", nonce="a")
     scene.tick()
     assert "no file ?" in scene.mails()[-1]
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        {"step": "x" * 101, "files": 1, "bytes": 1},
+        {"step": "boot", "files": 10**4299, "bytes": 1},
+        {"step": "boot", "files": 1, "bytes": 2**63},
+    ],
+    ids=["step", "files", "bytes"],
+)
+def test_a_progress_that_no_machine_of_ours_makes_is_not_kept(
+    scene: Scene, progress: dict[str, Any]
+) -> None:
+    scene.tick()
+    (machine,) = scene.live()
+    scene.write(f"progress/{machine}.json", progress)
+    with pytest.raises(GuardError, match="the progress is"):
+        scene.tick(hours_later=0.2)
+    assert scene.read("guard.json")["attempts"][machine]["progress"] == {}

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -494,8 +493,9 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
         entries, meta = manifest["files"], manifest["meta"]
-        names = [str(name) for name, *_ in map(itemgetter("name", "bytes", "sha256"), entries)]
+        names = [str(e["name"]) for e in entries]
         is_known = manifest["format"] == 1 and isinstance(manifest["workload"], str)
+        is_known &= all(e["bytes"] >= 0 and e["sha256"] for e in entries)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error
     if not is_known or not isinstance(meta, dict):

@@ -286,7 +286,7 @@ class Replacing:
         if _BESIDE.sub("", path).replace("lock.mdb", "data.mdb") in self._databases:
             return True
         name, whole = plain(path), self._whole - self._in_place - self._temporary
-        return name in self._temporary or whole == {name}
+        return whole == {name} or (name in self._temporary and len(whole) < 2)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -116,6 +116,9 @@ def test_a_part_of_a_save_is_known_from_all_of_it(tmp_path: Path) -> None:
         pytest.param([">t1", "+t1", "t1>s1", ">t2", "+t2"], [], id="numbered"),
         pytest.param([">t", "t>m", ">u", "u>o"], ["m", "o"], id="two of one save"),
         pytest.param(
+            [">t", "t>m", ">u", "u>o", ">t", "t>m", ">u"], ["m", "o", "u"], id="between two renames"
+        ),
+        pytest.param(
             [">t", "t>m1", ">t", "t>m2", ">u", "u>o1"], ["m1", "m2", "o1"], id="numbered sets"
         ),
     ],
