@@ -16,6 +16,8 @@ from sizing.models.data_path import Rate
 # Parts that a sync fetches at once, of the most bytes (training/durable/store): these come before
 # what is asked for.
 IN_FLIGHT_BYTES = 16 * 8 * MIB
+# One core's time for a file, from a sync of files of some bytes.
+FILE_SECONDS = 1.5e-3
 # Shares of an epoch that may be over when a machine takes over: any is as likely.
 ANYWHERE = tuple((place + 0.5) / 10 for place in range(10))
 
@@ -56,9 +58,10 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
-    """A dataset on its way from S3: the network and the volume work at once, the slower decides.
+    """A dataset on its way from S3: network, volume and a core work at once, the slowest decides.
 
-    `first_bytes` is what the first step needs, `epoch_seconds` an epoch's time if no step waits.
+    `first_bytes` is what the first step needs, `epoch_seconds` an epoch's time if no step waits,
+    `file_seconds` the core's time for all of its files.
     """
 
     network: Rate
@@ -66,6 +69,7 @@ class Sync:
     num_bytes: float
     first_bytes: float
     epoch_seconds: float
+    file_seconds: float = 0.0
     in_flight_bytes: float = IN_FLIGHT_BYTES
     is_of_program: bool = False
 
@@ -90,11 +94,16 @@ class Sync:
         ahead = 0.0 if self.is_of_program else constants.first_step_seconds + resume
         moved = self.bytes_by(ahead)
         there = max(0.0, moved - restored_bytes) / max(1.0, self.num_bytes)
+        if self.file_seconds:
+            there = min(there, ahead / self.file_seconds)
+            moved = min(moved, restored_bytes + there * self.num_bytes)
         asked = min(self.first_bytes + self.in_flight_bytes, self.num_bytes)
         missing = asked * max(0.0, 1 - there)
-        wait = max(0.0, self.seconds(moved + missing) - ahead) if missing else 0.0
+        share = there + missing / max(1.0, self.num_bytes)
+        asked_by = max(self.seconds(moved + missing), share * self.file_seconds)
+        wait = max(0.0, asked_by - ahead) if missing else 0.0
         whole = self.num_bytes + (0.0 if self.is_of_program else restored_bytes)
-        left = max(0.0, self.seconds(whole) - ahead - wait)
+        left = max(0.0, max(self.seconds(whole), self.file_seconds) - ahead - wait)
         return Restart(
             launch=constants.launch_seconds,
             user_data=constants.user_data_seconds,

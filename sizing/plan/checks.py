@@ -11,6 +11,7 @@ from sizing.models.constants import GIB
 from sizing.models.fitted import fitted
 from sizing.models.memory import gpu_memory
 from sizing.models.notice import notice_fit
+from sizing.models.restart import FILE_SECONDS
 from sizing.plan.plan_inputs import asked_stages
 from sizing.plan.size_plan import Plan
 
@@ -20,8 +21,7 @@ TIGHT = 0.85
 EVEN = 1.05
 # Bytes needed on the volume per byte of dataset: file system and checkpoints in progress.
 VOLUME_PER_DATASET = 1.1
-# Modelled from a sync of files of some bytes: one core's time for a file, and the price of its GET.
-_FILE_SECONDS, _FILE_USD = 1.5e-3, 0.4e-6
+_GET_USD = 0.4e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,11 +259,12 @@ def _resource_warnings(plan: Plan) -> list[str]:
     volume = plan.inputs.dataset_bytes * VOLUME_PER_DATASET / GIB
     if plan.request.data_gib * TIGHT < volume <= plan.request.data_gib:
         found.append(f"the volume is tight: {volume:.0f} of {plan.request.data_gib} GiB")
-    files = len(plan.request.dataset.file_bytes) if plan.request.dataset else 0
-    if files * _FILE_SECONDS > max(300.0, plan.inputs.network.seconds(plan.inputs.dataset_bytes)):
+    files, seconds = plan.inputs.num_files, plan.inputs.num_files * FILE_SECONDS
+    if seconds > max(300.0, plan.inputs.network.seconds(plan.inputs.dataset_bytes)):
         found.append(
-            f"a sync of {files:,} files takes about {files * _FILE_SECONDS / 60:.0f} minutes and "
-            f"${files * _FILE_USD:.2f} on each machine (modelled, and left out here): pack them"
+            f"a sync of {files:,} files takes about {seconds / 60:.0f} minutes and "
+            f"${files * _GET_USD:.2f} on each machine (modelled; these dollars are left out here): "
+            "pack them"
         )
     if main.bound_by in ("loader CPU", "disk"):
         found.append(

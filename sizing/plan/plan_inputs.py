@@ -225,6 +225,11 @@ class PlanInputs:
         return self.facts is not None or self.dataset_bytes > 0
 
     @property
+    def num_files(self) -> int:
+        """The number of the dataset's files; 0 where its manifest is not given."""
+        return len(self.request.dataset.file_bytes) if self.request.dataset else 0
+
+    @property
     def checkpoint_bytes(self) -> int:
         """Bytes of the largest checkpoint."""
         return max(footprint.checkpoint_bytes for footprint in self.footprints)

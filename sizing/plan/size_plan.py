@@ -16,7 +16,7 @@ from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.models.host import HostMemory, host_memory, start_memory
 from sizing.models.notice import NoticeFit, notice_fit
-from sizing.models.restart import ANYWHERE, Restart, Sync
+from sizing.models.restart import ANYWHERE, FILE_SECONDS, Restart, Sync
 from sizing.plan.plan_inputs import PlanInputs, Request, look_up
 from sizing.plan.work import PlannedWork, StagePlan, plan_work
 from sizing.service_prices import initialization_usd
@@ -158,6 +158,7 @@ def _sync(inputs: PlanInputs, work: PlannedWork) -> Sync:
         num_bytes=inputs.dataset_bytes,
         first_bytes=inputs.first_bytes(work.main.footprint),
         epoch_seconds=work.main.epoch_seconds,
+        file_seconds=inputs.num_files * FILE_SECONDS,
         is_of_program=inputs.request.workload == PROGRAM,
     )
 

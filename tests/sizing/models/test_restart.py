@@ -1,6 +1,7 @@
 """A restart waits for what its first step reads, and slow data slows down the steps after it."""
 
 import random
+from dataclasses import asdict
 from statistics import fmean
 
 import pytest
@@ -60,6 +61,20 @@ def test_what_the_first_step_reads_is_waited_for_once_the_trainer_has_asked() ->
     assert first.to_training == pytest.approx(10 + 4 + 50 + 95)
     assert first.seconds == pytest.approx(first.to_training + first.data_wait)
     assert f"waits for the dataset's sync {first.sync:.0f} before" in first.sentence()
+
+
+@pytest.mark.parametrize("changes", [{}, {"first_bytes": 1e9}, {"is_of_program": True}], ids=repr)
+@pytest.mark.parametrize("epoch_seconds", [100.0, 400.0, 5000.0])
+def test_files_that_take_as_long_as_their_bytes_are_waited_for_alike(
+    changes: dict[str, object], epoch_seconds: float
+) -> None:
+    given = {"epoch_seconds": epoch_seconds, **changes}
+    bytes_alone = sync(**given).restart(START, passed=ANYWHERE)
+    files_alone = sync(**given, network=UNKNOWN, file_seconds=1000.0)
+    for one in (files_alone, sync(**given, file_seconds=1000.0)):
+        assert asdict(one.restart(START, passed=ANYWHERE)) == pytest.approx(asdict(bytes_alone))
+    # A checkpoint is one of few files: its bytes alone count.
+    assert files_alone.restart(START, restored_bytes=1e8).resume == 0
 
 
 def test_what_is_on_its_way_comes_before_what_is_asked_for() -> None:
