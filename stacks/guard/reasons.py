@@ -84,7 +84,7 @@ def _too_dear(tick: Tick) -> Reason | None:
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
             advice=f"{_DEPLOY} a larger max_hours.",
         )
-    ahead = ledger.usd_per_hour * settings.tick_seconds / 3600
+    ahead = tick.usd_ahead
     # Without the ledger, a machine's past hours would count at the price of now.
     if settings.max_usd and usd + ahead > settings.max_usd and tick.is_read:
         until = f", ${ahead:.2f} more until the next call could end it" if ahead else ""

@@ -194,7 +194,7 @@ _OF_GUARD: Mapping[str, Fault] = {
     "takebacks counted as barren": _fault(fleet, "TAKEN_BACK", frozenset()),
     "the market's price ignored": _fault(fleet, "spot_prices", lambda *_: {}),
     "versions of guard.json ignored": _fault(records, "_versions", lambda *_: [], "holds"),
-    "no reserve before max_usd": _fault(Ledger, "usd_per_hour", property(lambda _: 0.0), "max_usd"),
+    "no reserve before max_usd": _fault(Tick, "usd_ahead", 0.0, "max_usd"),
     "silence ignored": _fault(reasons, "_silent", _nothing),
     "the deadline ignored": _fault(handler, "DUTIES", _without("choose_market"), "deadline"),
     "on demand beside Spot for ever": _fault(Tick, "unwanted", lambda _: [], "one machine"),

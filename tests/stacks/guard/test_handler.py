@@ -75,6 +75,19 @@ def test_billed_dollars_are_capped(scene: Scene) -> None:
     assert 2.7 < float(stopped["reason"].removeprefix("$").partition(" ")[0]) < 3
 
 
+def test_a_machine_is_awaited_only_while_it_may_run_until_the_next_call(scene: Scene) -> None:
+    scene.head("running")
+    scene.tick()
+    limits: dict[str, Any] = {"HEARTBEAT_TIMEOUT_SECONDS": 90_000, "STORAGE_USD_PER_HOUR": 0.05}
+    assert scene.tick(hours_later=5.6, MAX_USD=9, **limits)["action"] == "none"
+    scene.end(*scene.live())
+    # $2.80 are billed; a machine that comes now may cost $0.14 until the next call, as planned.
+    assert scene.tick(hours_later=5.7, MAX_USD=2.95, **limits)["action"] == "none"
+    stopped = scene.tick(hours_later=5.8, MAX_USD=2.85, **limits)
+    assert stopped["reason"].startswith("$2.80 billed, $0.14 more until the next call could")
+    assert scene.capacity() == 0
+
+
 def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> None:
     # The gaps between its calls are no hours without a look.
     known = {"MAX_WAIT_HOURS": 2, "HEARTBEAT_TIMEOUT_SECONDS": 36_000}

@@ -80,7 +80,7 @@ def _plant(owner: Any, name: str, fault: Any) -> Callable[[], Any]:
 FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     "no reserve before max_usd": (
         BudgetMachine,
-        _plant(Ledger, "usd_per_hour", property(lambda ledger: 0.0)),
+        _plant(Tick, "usd_ahead", 0.0),
     ),
     "versions of guard.json ignored": (
         BudgetMachine,
