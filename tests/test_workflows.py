@@ -22,8 +22,8 @@ WRITES = {
     ("review", "comment", "pull-requests"),
     ("prices", "prices", "contents"),
     ("prices", "prices", "pull-requests"),
-    ("upgrades", "upgrades", "contents"),
-    ("upgrades", "upgrades", "pull-requests"),
+    ("upgrades", "propose", "contents"),
+    ("upgrades", "propose", "pull-requests"),
 }
 
 
