@@ -247,6 +247,12 @@ class Guarded:
         found = ec2_backends[self.aws.account][self.aws.region].get_instance(instance)
         found.launch_time -= timedelta(**ago)
 
+    def looked_earlier(self, minutes: float) -> None:
+        """Move the Guard's first look into the past: no machine is silent before that."""
+        key = {"Bucket": self.bucket, "Key": "runs/run-1/guard.json"}
+        kept = json.loads(self.aws.client("s3").get_object(**key)["Body"].read())
+        self.put("guard.json", kept | {"blind_until": kept["blind_until"] - 60 * minutes})
+
     def tick(self) -> dict[str, Any]:
         """Fire the Guard's clock; return what its function answered."""
         bus = EventBus(aws=self.aws, code_folder=self.code)
@@ -314,6 +320,8 @@ def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_pat
     assert guarded.tick()["action"] == "none", "it might still be booting"
     instance = guarded.begin(5)
     guarded.launched_earlier(instance, minutes=41)
+    guarded.tick()
+    guarded.looked_earlier(minutes=41)
     machine = _broken_machine(aws, tmp_path / "machine", instance)
     try:
         assert not machine.wait(5, "[ok]")
