@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ROOMS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["rooms"]
-# Of tests/: what configures tests, and what knows no room but contract.
+# Of tests/: what configures tests, and what those of several rooms share.
 NAMES = ("conftest", "machine_key", "page_policies", "stack_names")
 HELPERS = tuple(f"tests/{name}.py" for name in NAMES)
 # What every room's tests are run with.

@@ -117,7 +117,6 @@ def _event_text(event: Entry) -> str:
 def as_line(entry: Entry) -> str:
     """Return an entry as a readable line: time if it has one, machine, text."""
     time = str(entry.get("time", ""))[:19].replace("T", " ")
-    columns = shown(
-        f"{time:<19} {entry['machine']:<20}"
-    )  # alone: of a redrawn text the end is left
+    # Alone, as of a text that was redrawn only the end is left.
+    columns = shown(f"{time:<19} {entry['machine']:<20}")
     return f"{columns} {shown(entry['text'])}"

@@ -17,8 +17,8 @@ def allow(
 
 def deny(sid: str, actions: list[str], resources: list[str]) -> iam.PolicyStatement:
     """Return a statement that denies these actions, whatever another allows."""
-    deny = iam.Effect.DENY
-    return iam.PolicyStatement(sid=sid, effect=deny, actions=actions, resources=resources)
+    effect = iam.Effect.DENY
+    return iam.PolicyStatement(sid=sid, effect=effect, actions=actions, resources=resources)
 
 
 def allow_metrics_in(namespace: str) -> iam.PolicyStatement:

@@ -116,9 +116,8 @@ def machine_events(settings: GuardSettings, since: float) -> MachineEvents:
             if stored[0] >= since or match["name"] == NOT_MARKED:
                 newest[of] = max(newest.get(of, stored), stored)
     told: dict[str, list[tuple[str, float, str]]] = {MACHINE_FAILED: [], NOT_MARKED: []}
-    for (kind, instance_id), (when, name) in sorted(newest.items(), key=itemgetter(1))[
-        -MOST_MESSAGES:
-    ]:
+    by_time = sorted(newest.items(), key=itemgetter(1))
+    for (kind, instance_id), (when, name) in by_time[-MOST_MESSAGES:]:
         told[kind].append((instance_id, when, _message(settings, EVENTS + name)))
     counts = {name: len(names) for name, names in steps.items()}
     return MachineEvents(told[MACHINE_FAILED], told[NOT_MARKED], counts)

@@ -269,8 +269,10 @@ class Replacing:
     def in_place(self, listing: Listing) -> Listing:
         """Return what is written in place: files that are neither logs nor whole at any time."""
         files = listing.files.items()
-        whole = {file.file for path, file in files if self._is_whole(path)}
-        left = {p: f for p, f in files if f.file not in whole and not listing.is_log(p)}
+        whole = self._whole - self._in_place - self._temporary
+        vouching = whole | self._temporary if len(whole) < 2 else set[str]()
+        intact = {f.file for p, f in files if plain(p) in vouching or self._is_of_database(p)}
+        left = {p: f for p, f in files if f.file not in intact and not listing.is_log(p)}
         return replace(listing, files=left, links={}, folders={})
 
     def _see_in_place(self, path: str) -> None:
@@ -282,11 +284,8 @@ class Replacing:
                     return
             self._in_place.add(plain(path))
 
-    def _is_whole(self, path: str) -> bool:
-        if _BESIDE.sub("", path).replace("lock.mdb", "data.mdb") in self._databases:
-            return True
-        name, whole = plain(path), self._whole - self._in_place - self._temporary
-        return whole == {name} or (name in self._temporary and len(whole) < 2)
+    def _is_of_database(self, path: str) -> bool:
+        return _BESIDE.sub("", path).replace("lock.mdb", "data.mdb") in self._databases
 
 
 @dataclass(kw_only=True, slots=True)
