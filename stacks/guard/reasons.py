@@ -6,7 +6,7 @@ from contract.keys import HEAD
 from contract.stack_names import training_id
 from stacks.guard.budget import period_of
 from stacks.guard.ledger import MachineAttempt
-from stacks.guard.tick import DONE_STATES, Tick
+from stacks.guard.tick import CALL_SECONDS, DONE_STATES, Tick
 
 # A machine's message may be long; the event in S3 has all of it.
 MAX_REPORT_CHARACTERS = 500
@@ -99,6 +99,9 @@ def _over_budget(tick: Tick) -> Reason | None:
     """Of several runs together; one that has not begun must fit in with all of its plan."""
     settings, budget = tick.settings, tick.budget
     if budget is None:  # the run has none, or it could not be read
+        return None
+    # What it sees may have been resumed since, with the next period's money.
+    if period_of(settings, tick.now + CALL_SECONDS) != period_of(settings, tick.now):
         return None
     needs = tick.usd_ahead
     if tick.head == {} and settings.forecast is not None:

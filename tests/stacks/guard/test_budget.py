@@ -1,7 +1,7 @@
 """One budget over several runs: what each Guard charges, when a run stops or does not begin."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
@@ -85,6 +85,19 @@ def test_a_run_does_not_begin_if_its_plan_would_break_the_budget(scene: Scene) -
     scene.set_capacity(1)
     scene.head("running")
     assert scene.tick(hours_later=0.1, **TEAM, FORECAST=plan)["action"] == "none"
+
+
+def test_a_call_that_may_last_into_the_next_period_stops_nothing(scene: Scene) -> None:
+    now = datetime.now(UTC)
+    midnight = datetime.combine(now.date() + timedelta(days=1), time(), UTC)
+    key = f"budgets/team/{now:%Y-%m-%d}.json"
+    quick_client("s3").put_object(Bucket="runs", Key=key, Body=_of_others(5.0))
+    scene.head("running")
+    daily = TEAM | {"BUDGET_PERIOD": "day"}
+    for seconds, action in (-300, "to-zero"), (-30, "none"), (30, "none"):
+        hours = (midnight - now + timedelta(seconds=seconds)) / timedelta(hours=1)
+        assert scene.tick(hours_later=hours, **daily)["action"] == action
+        scene.set_capacity(1)
 
 
 def test_a_damaged_budget_is_read_in_an_older_version_and_without_one_stops(scene: Scene) -> None:
