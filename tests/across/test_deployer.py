@@ -127,7 +127,8 @@ def test_a_role_with_the_policy_deploys_uploads_reviews_and_asks_the_doctor(
     assert "What this change does to what is deployed" in deployer.python("review", "--deployed")
     (denials,) = [deployer.aws.access.evidence.report()["denied"]]
     assert {each["action"] for each in denials if each["caller"] == "Deployer"} <= {
-        "ec2:RequestSpotFleet"
+        "cloudformation:DetectStackDrift",
+        "ec2:RequestSpotFleet",
     }
     client = signed_by(deployer.aws, deployer.session)
     with pytest.raises(ClientError, match="AccessDenied"):
