@@ -116,6 +116,8 @@ class Container(RankedHost):
         if self is other:
             return True
         hosts: list[Any] = [self, other]
+        if CLOCK.now < self.world.cuts.get(frozenset(one.name for one in hosts), 0.0):
+            return False
         return not any(one.is_off or CLOCK.now < one.unreachable_until for one in hosts)
 
     def meeting_at(self, address: str, size: int) -> Meeting:

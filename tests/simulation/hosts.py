@@ -87,7 +87,7 @@ def live_through_job(plan: Any) -> Outcome:
 
 _HOWS = (
     "notice to one", "notice to one", "notice to all", "stop", "power off", "power off", "cut",
-    "cut", "cut from all", "kill", "pause", "hang in a step", "hang in an evaluation", "slow",
+    "cut", "cut from all", "cut between two", "kill", "pause", "hang in a step", "hang in an evaluation", "slow",
     "other data",
 )  # fmt: skip
 
@@ -110,7 +110,7 @@ def draw(seed: int) -> JobPlan:
             )
         else:
             how = luck.choice(_HOWS)
-            lasting = how in ("cut", "cut from all", "pause", "slow")
+            lasting = how.startswith("cut") or how in ("pause", "slow")
             seconds = log_uniform(luck, 1, 30 * MINUTE) if lasting else 0.0
             share = luck.choice([1.0, luck.random()]) if lasting else 1.0
             whose = f"{luck.randrange(8)}"
@@ -141,7 +141,7 @@ def draw(seed: int) -> JobPlan:
     return JobPlan(
         **own,
         at_the_end=last,
-        hosts=luck.choice([2, 2, 4]),
+        hosts=luck.choice([2, 2, 3, 4]),
         restarts=luck.choice(["all", "all", "one"]),
         ends_others=luck.choice(["notice", "kill", "late"]),
     )

@@ -66,6 +66,7 @@ class JobWorld(Promised):
     disturbed_at: float = 0.0
     next_data: str = "d"  # the fingerprint of what the next container finds
     writer: tuple[float, str] = (0.0, "")  # of the head, and since when
+    cuts: dict[frozenset[str], float] = field(default_factory=dict)  # between two, and until when
     meetings: dict[str, Meeting] = field(default_factory=dict)
     network: Network = None  # type: ignore[assignment]
 
@@ -145,7 +146,7 @@ class JobWorld(Promised):
         again = CLOCK.now + CLOCK.luck.uniform(2 * MINUTE, 30 * MINUTE)
         number = len(self.names)
         if CLOCK.luck.random() < 0.4:
-            number = CLOCK.luck.choice([n for n in (1, 2, 4) if n <= self.plan.hosts])
+            number = CLOCK.luck.choice([*range(1, self.plan.hosts + 1)])
         CLOCK.start(self.process, lambda: self.submit(number), at=again)
 
     def _end_all(self) -> None:
@@ -243,6 +244,8 @@ class JobWorld(Promised):
             CLOCK.start(self.process, lambda: self.lose(host), at=found)
         elif each.how in ("cut", "cut from all", "pause"):
             self._isolate(host, each)
+        elif each.how == "cut between two":
+            self._part(host, each)
         else:
             self._hit_rank(host, each)
 
@@ -259,6 +262,18 @@ class JobWorld(Promised):
         if each.share < 1.0 and each.seconds > MINUTE:  # SageMaker takes it for lost
             at = CLOCK.now + each.share * each.seconds
             CLOCK.start(self.process, lambda: self.lose(host, late=5 * MINUTE), at=at)
+
+    def _part(self, host: Container, each: Happening) -> None:
+        """Cut two that do not lead off from each other, of which nobody hears: all wait."""
+        others = [one for one in self.running if one.name not in (host.name, self.names[0])]
+        if host.name == self.names[0] or not others:
+            return
+        until = CLOCK.now + each.seconds
+        self.cuts[frozenset({host.name, others[0].name})] = until
+        for one in self.running:
+            one.num_own += 3
+        self._changed()
+        CLOCK.start(self.process, self._heal, at=until)
 
     def _heal(self) -> None:
         self.disturbed_at = self.calm_since = CLOCK.now
@@ -281,11 +296,12 @@ class JobWorld(Promised):
                 CLOCK.start(self.process, partial(self._judge_loss, other, own))
 
     def _judge_loss(self, host: Container, trainer: Process) -> None:
-        is_excused = host.is_noticed or trainer.paused_until > CLOCK.now
-        seconds, ends = LOSS_SECONDS, "ends the attempt"
+        began, seconds, ends = CLOCK.now, LOSS_SECONDS, "ends the attempt"
         if self.ended_at:
             seconds, ends = 11 * MINUTE, "keeps nobody after the end"
-        if not trainer.ended.wait(seconds) and not (is_excused or self.was_troubled()):
+        has_ended = trainer.ended.wait(seconds)
+        is_excused = host.is_noticed or trainer.paused_until > began or self.was_troubled()
+        if not (has_ended or is_excused):
             self.breaks(f"a lost host {ends}", f"{host.name} waits {seconds:.0f} s after it")
 
     def _hit_rank(self, host: Container, each: Happening) -> None:
@@ -373,7 +389,8 @@ class JobWorld(Promised):
     def is_whole(self) -> bool:
         """Whether all hosts are there, and reach each other."""
         there = [one for one in self.running if CLOCK.now >= one.unreachable_until]
-        return len(there) == len(self.names)
+        is_cut = any(CLOCK.now < until for until in self.cuts.values())
+        return len(there) == len(self.names) and not is_cut
 
     @property
     def _piece(self) -> float:
@@ -389,7 +406,7 @@ class JobWorld(Promised):
         since = max(self.calm_since, self.progressed_at)
         if not self.is_whole or self.was_troubled():
             return
-        most = 5 * MINUTE + plan.life.first_step + 2 * SLOWEST * plan.step_seconds
+        most = 5 * MINUTE + SLOWEST * (plan.life.first_step + 2 * plan.step_seconds)
         most += 4 * plan.save_seconds + plan.evaluation_seconds
         longest = max(60.0, 10 * plan.step_seconds, plan.evaluation_seconds)
         most += (600.0 + 20 * longest) * self.hangs_now
