@@ -13,6 +13,9 @@ from stacks.guard.tick import CALL_SECONDS, DONE_STATES, Tick
 
 # The key of the note about a refused stop: sent once, until a stop succeeds.
 REFUSED = "stop refused"
+_UNHEARD = "its user data did not run, or it cannot reach S3"
+# How long a machine may be silent from its launch on: its first word is that it has the bundle.
+UNHEARD_SECONDS = 1500.0
 # The key of one about a stop that may be followed by others.
 STOPPED = "to-zero"
 ADVICE = "Fix the permissions of the Guard's role: a policy of the account may deny it the call."
@@ -236,12 +239,22 @@ def _why_end(tick: Tick, instance: StackInstance) -> str | None:
     attempt = tick.ledger.attempts.get(instance.id)
     if attempt and attempt.failed and now - attempt.failed > notice:
         return f"it failed {now - attempt.failed:.0f} s ago and is still running: {attempt.said}"
+    if tick.ledger.events_read == now and instance.id != (tick.head or {}).get("writer"):
+        silent = tick.ledger.unheard(instance.id, now)
+        if silent > UNHEARD_SECONDS:
+            return f"it has not said a word in {silent:.0f} s: {_UNHEARD}"
     return None
 
 
 def _report_end(tick: Tick, instance: StackInstance, why: str) -> None:
     # One on demand is otherwise ended by the Guard alone.
     ends_itself = not instance.is_on_demand or (tick.head or {}).get("state") in DONE_STATES
+    lines = []
+    if _UNHEARD in why:
+        command = f"aws ec2 get-console-output --output text --instance-id {instance.id}"
+        lines = [f"Its console may say more, for an hour: {command}"]
+    elif instance.is_live and (ends_itself or "failed" in why):
+        lines = ["It should have ended by itself; its events and log may say why it did not."]
     tick.note(
         Note(
             key=f"terminated {instance.id}",
@@ -249,11 +262,10 @@ def _report_end(tick: Tick, instance: StackInstance, why: str) -> None:
             name="terminated",
             about=instance.id,
             headline=f"Terminated {instance}: {why}",
-            lines=["It should have ended by itself; its events and log may say why it did not."]
-            if instance.is_live and (ends_itself or "failed" in why)
-            else [],
+            lines=lines,
             fields={"message": why, "run_id": instance.run_id},
             ways=["event", "mail"],
         ),
         again_after=math.inf,
+        also=lambda ledger: ledger.explain(instance.id, why),
     )

@@ -189,6 +189,13 @@ class Ledger:
             if done > attempt.progress.get(step, 0):
                 attempt.progress[step], attempt.advanced = done, max(attempt.advanced, now)
 
+    def unheard(self, instance_id: str, now: float) -> float:
+        """Return for how long a machine of the run has lived without a word from its boot."""
+        attempt = self.attempts.get(instance_id)
+        if attempt is None or attempt.progress or attempt.failed:
+            return 0.0
+        return now - max(attempt.launched, self.blind_until)
+
     def note_limits(self, settings: GuardSettings) -> None:
         """Keep the limits beside the run: its stack may be gone when somebody asks."""
         hours, seconds = settings.max_billed_hours, settings.tick_seconds
@@ -235,6 +242,12 @@ class Ledger:
             attempt = self.attempts.get(instance_id)
             if attempt is not None and when > attempt.failed:
                 attempt.failed, attempt.said = when, message
+
+    def explain(self, instance_id: str, why: str) -> None:
+        """Note why the Guard ended a machine that has not said why it failed."""
+        attempt = self.attempts.get(instance_id)
+        if attempt is not None and not attempt.said:
+            attempt.said = why
 
     def take_back(self, instance_ids: Iterable[str]) -> None:
         """Note that the Guard ends these for machines of the other market."""

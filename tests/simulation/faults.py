@@ -184,8 +184,8 @@ _READ_HEAD = records.read_head
 
 # The Guard's.
 _OF_GUARD: Mapping[str, Fault] = {
-    "a sync is silence": _fault(Ledger, "note_progress", _nothing, "stopped"),
-    "steps of a boot ignored": _fault(records, "machine_events", _without_steps, "stopped"),
+    "a sync is silence": _fault(Ledger, "note_progress", _nothing),
+    "steps of a boot ignored": _fault(records, "machine_events", _without_steps),
     "heartbeats ignored": _fault(
         records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "hangs"
     ),
@@ -195,6 +195,9 @@ _OF_GUARD: Mapping[str, Fault] = {
     "the market's price ignored": _fault(fleet, "spot_prices", lambda *_: {}),
     "versions of guard.json ignored": _fault(records, "_versions", lambda *_: [], "holds"),
     "no reserve before max_usd": _fault(Tick, "usd_ahead", 0.0, "max_usd"),
+    "a machine is awaited that never spoke": _fault(
+        Ledger, "unheard", lambda *_: 0.0, "a healthy run was stopped"
+    ),
     "silence ignored": _fault(reasons, "_silent", _nothing),
     "the deadline ignored": _fault(handler, "DUTIES", _without("choose_market"), "deadline"),
     "on demand beside Spot for ever": _fault(Tick, "unwanted", lambda _: [], "one machine"),

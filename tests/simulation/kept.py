@@ -115,6 +115,9 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
         _plan(*(_at(0.05 + 0.12 * n, "takeback", seconds=120.0) for n in range(6))),
         ("takebacks counted as barren",),
     ),
+    "a machine whose user data never runs": (
+        _plan(_at(0.0, "dead boot", how="silent")), ("a machine is awaited that never spoke",),
+    ),
     "a machine that hangs": (
         _plan(_at(0.5, "hang", share=1.0)), ("silence ignored", "heartbeats ignored"),
     ),

@@ -209,6 +209,12 @@ class Host(Ends):
 
     def _boot(self) -> None:
         world, life = self.world, self.world.plan.life
+        if "silent" in world.dead_boots:
+            world.dead_boots.remove("silent")
+            world.tell(f"{self.machine.id[-4:]} runs no user data")
+            world.mute.add(self.machine.id)
+            world.ill.add(self.machine.id)
+            return
         CLOCK.start(self.process, self._send_events)
         slow = world.slow_boots.pop(0) if world.slow_boots else 0.0
         before = life.boot / 2 + slow
@@ -216,11 +222,13 @@ class Host(Ends):
         if world.is_denied:  # the step run-state
             self._terminate_self()
             return
+        if before > 10 * MINUTE:
+            self.leave_event("boot-fetch", "ok")
         sleep(max(before - MINUTE, 0.0))
         self.leave_event("boot-run-env", "ok")
         CLOCK.start(self.process, self._watch_metadata)
-        if world.dead_boots:
-            world.dead_boots -= 1
+        if "" in world.dead_boots:
+            world.dead_boots.remove("")
             sleep(20)
             self.leave_event("machine-failed", "failed", message="no data volume")
             self.send_once()

@@ -476,7 +476,10 @@ def _trouble(luck: random.Random, at: float) -> Happening:
         "checkpoints damaged": lambda: luck.choice([0.1, 0.1, 0.5, 1.0]),
         "deploy": lambda: luck.choice([0.5, 2.0]),
     }.get(what, lambda: 1.0)()
-    how = {"guard call fails": lambda: luck.choice(_CALLS)}.get(what, str)()
+    how = {
+        "guard call fails": lambda: luck.choice(_CALLS),
+        "dead boot": lambda: random.Random(at).choice(["", "silent"]),
+    }.get(what, str)()
     return Happening(at=at, what=what, seconds=seconds, share=share, how=how)
 
 

@@ -60,7 +60,8 @@ class Promised(World):
     facts: Counter[str] = field(default_factory=Counter)
     troubles: list[Happening] = field(default_factory=list)
     slow_boots: list[float] = field(default_factory=list)
-    dead_boots: int = 0
+    dead_boots: list[str] = field(default_factory=list)
+    mute: set[str] = field(default_factory=set)  # machines whose user data never runs
     guard_off_until: float = 0.0
     is_twice: bool = False
     no_capacity_until: float = 0.0
@@ -375,7 +376,7 @@ class Promised(World):
         known = {
             "can be read": self.facts["ledger damaged"] > 0
             or any(each.facts["budget damaged"] for each in self.account.worlds),
-            "no heartbeat": not healthy,
+            "no heartbeat": not healthy and not self._are_mute(live),
             "the run is": self.state_now in ("finished", "failed"),
             # What ends unseen is billed until EC2 has forgotten it.
             "hours billed": self._hours > settings.max_billed_hours - slack or self.was_unguarded,
@@ -392,6 +393,14 @@ class Promised(World):
                 if not is_known:
                     self.breaks("a healthy run was stopped", reason)
                 return
+
+    def _are_mute(self, machines: list[Machine]) -> bool:
+        """Whether none of them has ever said a word, where nothing kept the Guard from ending it."""
+        names = {each.id for each in machines if each.is_live}
+        is_excused = (
+            self.facts["guard call fails"] or self.facts["guard off"] or self.was_troubled()
+        )
+        return bool(names) and names <= self.mute and not is_excused
 
     def _silence(self, machine: Machine) -> float:
         """For how long it has done nothing, but for times in which nobody could have heard of it.

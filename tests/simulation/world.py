@@ -51,7 +51,7 @@ class Universe(Deployed):
             "crash": lambda: [self._crash(one) for one in live],
             "failed start": lambda: [self._crash(one, "failed start") for one in live],
             "gpu fault": lambda: [self._crash(one, "gpu fault") for one in live],
-            "dead boot": lambda: setattr(self, "dead_boots", self.dead_boots + 1),
+            "dead boot": lambda: self.dead_boots.append(each.how),
             "slow boot": lambda: self.slow_boots.append(each.seconds),
             "guard off": lambda: setattr(self, "guard_off_until", CLOCK.now + each.seconds),
             "guard twice": lambda: setattr(self, "is_twice", True),

@@ -1,6 +1,7 @@
 """The scene of the Guard's tests: a stack on moto with a fleet of one instance."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from moto import mock_aws
 from embedded_aws import moto_patches
 from embedded_aws.capacity import Capacity
 from embedded_aws.fleet import CAPACITY
+from stacks.guard import duties
 from stacks.guard.handler import warm_memory
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
@@ -35,6 +37,8 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     # Loading them takes most of moto's start.
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+    # Those of a scene say no word, unless a test has them do so.
+    monkeypatch.setattr(duties, "UNHEARD_SECONDS", math.inf)
     warm_memory.cache_clear()
     with mock_aws(), _fleets_of_templates():
         ec2 = quick_client("ec2")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from moto.ec2.models import ec2_backends
 
-from stacks.guard import fleet, records
+from stacks.guard import duties, fleet, records
 from stacks.guard import handler as guard
 from stacks.guard.settings import GuardSettings, quick_client
 from stacks.guard.tick import CALL_SECONDS
@@ -165,12 +165,27 @@ def test_silence_goes_to_zero(scene: Scene) -> None:
     assert done["reason"].startswith("no heartbeat for 39")
 
 
-def test_an_instance_that_never_boots_is_silent(scene: Scene) -> None:
-    # User data that cannot start at all: no head.json, no event, nothing but a running instance.
-    for hours_later in (0, 0.9):
-        assert scene.tick(hours_later=hours_later) == NOTHING
-    assert scene.tick(hours_later=1.1)["action"] == "to-zero"
-    assert scene.capacity() == 0
+def test_an_instance_that_never_speaks_is_replaced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # cloud-init that found no data source: no event, nothing but an instance that passes checks.
+    monkeypatch.setattr(duties, "UNHEARD_SECONDS", 1500.0)
+    scene.maintain()
+    scene.head("released", "step-00012000")
+    (mute,) = scene.live()
+    writer = scene.start(**SPOT)
+    scene.head("running", "step-00012000", writer=writer)
+    spoke = scene.start(**SPOT)
+    scene.write(f"events/20260101T000000.000000Z-{spoke}-boot-fetch.json", {})
+    for hours in 0, 0.4:
+        assert scene.tick(hours_later=hours) == NOTHING
+    done = scene.tick(hours_later=0.45)
+    assert (done["action"], done["reason"].partition(":")[0]) == ("terminate", mute)
+    assert "its user data did not run, or it cannot reach S3" in done["reason"]
+    assert (scene.capacity(), set(scene.live())) == (1, {writer, spoke})
+    (mail,) = scene.mails()
+    assert f"aws ec2 get-console-output --output text --instance-id {mute}" in mail
+    assert "its user data did not run" in scene.read("guard.json")["attempts"][mute]["said"]
 
 
 def test_attempts_that_commit_nothing_are_counted(scene: Scene) -> None:
