@@ -87,8 +87,8 @@ def live_through_job(plan: Any) -> Outcome:
 
 _HOWS = (
     "notice to one", "notice to one", "notice to all", "stop", "power off", "power off", "cut",
-    "cut", "cut from all", "cut between two", "kill", "pause", "hang in a step", "hang in an evaluation", "slow",
-    "other data",
+    "cut", "cut from all", "cut between two", "kill", "pause", "hang in a step",
+    "hang in an evaluation", "slow", "other data",
 )  # fmt: skip
 
 

@@ -395,11 +395,10 @@ class Promised(World):
                 return
 
     def _are_mute(self, machines: list[Machine]) -> bool:
-        """Whether none of them has ever said a word, where nothing kept the Guard from ending it."""
+        """Whether none has ever said a word, where nothing kept the Guard from ending it."""
         names = {each.id for each in machines if each.is_live}
-        is_excused = (
-            self.facts["guard call fails"] or self.facts["guard off"] or self.was_troubled()
-        )
+        is_kept = self.facts["guard call fails"] or self.facts["guard off"]
+        is_excused = is_kept or self.was_troubled(within=SILENCE)
         return bool(names) and names <= self.mute and not is_excused
 
     def _silence(self, machine: Machine) -> float:
