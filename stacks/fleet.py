@@ -62,15 +62,17 @@ KINDS: Mapping[str, FleetKind] = {
         },
         cancel="ec2:CancelSpotFleetRequests",
         source="aws.ec2spotfleet",
-        # EC2's fourth error, allLaunchSpecsTemporarilyBlacklisted, repeats while there is no
-        # capacity, which the alarm FleetBelowTarget reports once.
+        # EC2's fourth error, allLaunchSpecsTemporarilyBlacklisted, and its words of capacity, for
+        # which it has the third one's name, repeat: the alarm FleetBelowTarget reports them once.
         fault={
             "detail-type": ["EC2 Spot Fleet Error"],
             "detail": {
-                "sub-type": [
-                    "iamFleetRoleInvalid",
-                    "spotFleetRequestConfigurationInvalid",
-                    "spotInstanceCountLimitExceeded",
+                "$or": [
+                    {"sub-type": ["iamFleetRoleInvalid", "spotInstanceCountLimitExceeded"]},
+                    {
+                        "sub-type": ["spotFleetRequestConfigurationInvalid"],
+                        "description": [{"anything-but": {"wildcard": "*capacity*"}}],
+                    },
                 ]
             },
         },
@@ -98,6 +100,11 @@ KINDS: Mapping[str, FleetKind] = {
                         "Max spot instance count exceeded",
                         "vCPU limit",
                         "not authorized",
+                        "do not have permission",
+                        "enough free*addresses",
+                        "being validated",
+                        "verification",
+                        "blocked",
                         "Invalid",
                         "does not exist",
                         "Client.InternalError",

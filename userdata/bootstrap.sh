@@ -9,11 +9,12 @@ rm -f "$run/boot-failure" "$run/dataset-begun"
 [[ -e $run/boot-started ]] || : >"$run/boot-started"
 INSTANCE_ID=$(cat "${MACHINE_ROOT:-}/var/lib/cloud/data/instance-id")
 export INSTANCE_ID
-
+# The image of a machine that has trained: this one's user data, which comes later, boots it.
+env=${MACHINE_ROOT:-}/opt/training/machine.env
+[[ ! -e $env ]] || grep -q "^INSTANCE_ID=$INSTANCE_ID$" "$env" || exit 0
 step() {
     python3 -m userdata.run_step "$@" || exit
 }
-
 python3 -m userdata.events boot-fetch ok --since "$run/boot-started" --message "bundle fetched"
 step run-env python3 -m userdata.run_env "${MACHINE_ROOT:-}/etc/training/run.env"
 source userdata/lib.sh
@@ -38,7 +39,6 @@ if [[ -n $first_bundle && ${first_bundle##*/} != "${BUNDLE_URI##*/}" ]]; then
     source bundle.next/swap.sh
     exec bash bundle/userdata/bootstrap.sh
 fi
-
 step interpreter bash userdata/steps/interpreter.sh
 # shellcheck source=/dev/null
 source "$root/opt/training/machine.env"

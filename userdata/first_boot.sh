@@ -1,29 +1,29 @@
 # shellcheck shell=bash
-# The tail of the launch template's user data, verbatim: fetches the bundle that the stack names in
-# a parameter and starts its training-boot.service, which boots this machine now and after every
-# restart. If that cannot start, nothing else of ours runs: this reports it and ends the machine.
+# The tail of the launch template's user data, verbatim: fetches the bundle that a parameter names
+# and starts its training-boot.service. If that cannot start, this reports it and ends the machine.
 set -o errexit -o nounset -o pipefail
-
-root=${MACHINE_ROOT:-}
+root=${MACHINE_ROOT:-} said=/dev/null
+instance=$(cat "$root/var/lib/cloud/data/instance-id" || echo unknown)
 aws=$(command -v aws || echo "$root/opt/pytorch/bin/aws")
 
 end_machine() {
     set +o errexit
-    instance=$(cat "$root/var/lib/cloud/data/instance-id" || echo unknown)
-    why="boot failed at fetch: ${lacks:-no boot started from ${BUNDLE_URI:-an unknown bundle}}; "
-    why+="read /var/log/cloud-init-output.log on $instance"
-    echo "[failed] machine $instance: $why"
+    why=${lacks:-no boot started from ${BUNDLE_URI:-an unknown bundle}: $(tail -n 1 "$said")}
+    why="boot failed at fetch: $why"; echo "[failed] machine $instance: $why"
     now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
-    # A fleet of type maintain replaces what was terminated; the Guard counts these machines.
     until python3 "$root/etc/training/end_machine.py" "$instance" "$now" "$why"; do
         sleep "${TERMINATE_RETRY_SECONDS:-60}"
     done
     echo "[ok] machine $instance: EC2 terminates it"
 }
 trap end_machine EXIT
-
-# First of all, as upgrades may be due at boot: the image's packages are kept, so none may replace
-# the driver mid-run, and needrestart leaves our services alone whatever is installed by hand.
+# An image may have been made of a machine that has trained, and pass for that one.
+if ! grep -sq "^INSTANCE_ID=$instance$" "$root/opt/training/machine.env"; then
+    systemctl stop training{-events,-metrics,}.service interruption-handler.service || true
+    rm -rf "$root/opt/training" "$root"/var/{lib,log}/training
+fi
+# As upgrades may be due at boot: the image's packages are kept, so none may replace the driver
+# mid-run, and needrestart leaves our services alone whatever is installed by hand.
 mkdir -p "$root"/etc/{apt/apt.conf.d,needrestart/conf.d,systemd/system} \
     "$root"/{opt,run,var/log}/training "$root/var/lib/cloud/scripts/per-boot"
 echo 'APT::Periodic::Enable "0";' >"$root/etc/apt/apt.conf.d/99-training.conf"
@@ -35,7 +35,6 @@ boot=$root/etc/systemd/system/multi-user.target.wants/training-boot.service
 again=$root/var/lib/cloud/scripts/per-boot/training
 printf '#!/bin/bash\n[[ -e "%s" ]] || exec "%s"\n' "$boot" "$0" >"$again"
 chmod +x "$again" && sync "$again"
-
 set -o allexport
 # shellcheck source=/dev/null
 source "$root/etc/training/run.env"
@@ -52,17 +51,18 @@ lack() {
 command -v "$aws" >/dev/null || lack "no AWS CLI, neither aws on the PATH nor in /opt/pytorch/bin"
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     lack "$(python3 --version), and the boot needs 3.11 or newer"
-
 cd "$root/opt/training"
 # Just after launch, the role's credentials or the network may not be available yet. A deploy of new
 # code also changes the parameter a moment before the role.
 attempts=${FETCH_ATTEMPTS:-6} seconds=1
 parameter=${FLEET_PARAMETER:?is missing in /etc/training/run.env}
 parameter=${parameter%/*}/bundle-uri
+said=$root/run/training/fetch-error
 until BUNDLE_URI=$("$aws" ssm get-parameter --name "$parameter" --query Parameter.Value \
-    --output text) && "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip; do
+    --output text 2>"$said") && "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip 2>"$said"
+do
     ((attempts -= 1)) || exit 1
-    echo "again in $((seconds *= 2)) s"
+    echo "$(<"$said"); again in $((seconds *= 2)) s"
     sleep $seconds
 done
 echo "BUNDLE_URI=$BUNDLE_URI" >>"$root/etc/training/run.env"

@@ -251,7 +251,10 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
     }
     pending = [endpoint for endpoint, arn in states.items() if not arn.startswith("arn:")]
     for endpoint in pending:
-        what = f"{endpoint} has not confirmed: look for an e-mail from AWS Notifications"
+        what = f"{endpoint} has not confirmed: look for an e-mail from AWS Notifications (where a "
+        what += "mail scanner follows links, which would end the subscription, confirm by aws sns "
+        what += f"confirm-subscription --region {target.region} --topic-arn {topic} --token <the "
+        what += "link's Token> --authenticate-on-unsubscribe true)"
         yield problem(what=what, fix=f"{subscribe} {endpoint}")
     confirmed = sorted(states.keys() - set(pending))
     if confirmed:

@@ -1,5 +1,6 @@
 """Checks of the network: room for our own, or an existing one from which machines reach AWS."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import Any
@@ -139,6 +140,7 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
         *_names_that_do_not_resolve(target, needs_private=bool(closed)),
         *_gateway_of_s3(target, is_closed=bool(closed)),
         *_interfaces(target, closed),
+        *_policies_of_their_own(target),
     ]
     yield from found
     if not found and not public:
@@ -200,6 +202,22 @@ def _names_that_do_not_resolve(target: DeployTarget, *, needs_private: bool) -> 
 def _endpoints(target: DeployTarget) -> list[dict[str, Any]]:
     of_vpc = {"Name": "vpc-id", "Values": [target.parameters.vpc]}
     return list(target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"])
+
+
+def _policies_of_their_own(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Warn of endpoints whose policy may shut the machines out: AWS's own lets all pass."""
+    default = {"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*"}
+    for each in _endpoints(target):
+        service = each["ServiceName"].removeprefix(f"com.amazonaws.{target.region}.")
+        known = json.loads(each.get("PolicyDocument") or "{}").get("Statement", default)
+        if service not in (*INTERFACES, "autoscaling", "s3") or known in (default, [default]):
+            continue
+        what = f"{each['VpcEndpointId']} ({service}) has a policy of its own, which the machines' "
+        what += "calls must pass"
+        what += ": to the buckets of datasets, runs and bootstrap" * (service == "s3")
+        fix = f"aws ec2 describe-vpc-endpoints --region {target.region} --vpc-endpoint-ids "
+        fix += f"{each['VpcEndpointId']} --query 'VpcEndpoints[].PolicyDocument' --output text"
+        yield warning(what=what, fix=fix)
 
 
 def _gateway_of_s3(target: DeployTarget, *, is_closed: bool) -> Iterator[Diagnosis]:

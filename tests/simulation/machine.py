@@ -209,11 +209,7 @@ class Host(Ends):
 
     def _boot(self) -> None:
         world, life = self.world, self.world.plan.life
-        if "silent" in world.dead_boots:
-            world.dead_boots.remove("silent")
-            world.tell(f"{self.machine.id[-4:]} runs no user data")
-            world.mute.add(self.machine.id)
-            world.ill.add(self.machine.id)
+        if world.is_mute(self.machine):
             return
         CLOCK.start(self.process, self._send_events)
         slow = world.slow_boots.pop(0) if world.slow_boots else 0.0

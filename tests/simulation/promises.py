@@ -394,6 +394,16 @@ class Promised(World):
                     self.breaks("a healthy run was stopped", reason)
                 return
 
+    def is_mute(self, machine: Machine) -> bool:
+        """Whether a machine that boots now never says a word."""
+        if "silent" not in self.dead_boots:
+            return False
+        self.dead_boots.remove("silent")
+        self.tell(f"{machine.id[-4:]} runs no user data")
+        self.mute.add(machine.id)
+        self.ill.add(machine.id)
+        return True
+
     def _are_mute(self, machines: list[Machine]) -> bool:
         """Whether none has ever said a word, where nothing kept the Guard from ending it."""
         names = {each.id for each in machines if each.is_live}

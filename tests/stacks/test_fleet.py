@@ -212,6 +212,15 @@ def test_groups_need_no_role_and_an_event_starts_them(synthesize: Callable[..., 
         ("Client.InternalError: Client error on launch", True),
         ("The security group 'sg-1' does not exist", True),
         ("Invalid IAM Instance Profile ARN", True),
+        (
+            "AuthFailure.ServiceLinkedRoleCreationNotPermitted: The provided credentials do not "
+            "have permission to create the service-linked role for EC2 Spot Instances.",
+            True,
+        ),
+        ("There are not enough free addresses in subnet 'subnet-1'", True),
+        ("Your request for accessing resources in this region is being validated", True),
+        ("Your account is pending verification.", True),
+        ("This account is currently blocked", True),
         ("There is no Spot capacity available that matches your request.", False),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import cfnlint
 import pytest
+from moto.events.models import EventPattern
 
 from tests.stack_names import TRAINING
 
@@ -476,16 +477,31 @@ def test_the_fleets_events_reach_record_and_guard_and_its_faults_reach_people(
     assert (
         pattern_to("GuardFunction") == pattern_to(f"log-group:/aws/events/{TRAINING}") == everything
     )
-    assert pattern_to("NotificationsTopic") == {
-        "detail-type": ["EC2 Spot Fleet Error"],
-        "detail": {
-            "sub-type": [
-                "iamFleetRoleInvalid",
-                "spotFleetRequestConfigurationInvalid",
-                "spotInstanceCountLimitExceeded",
-            ]
-        },
-    }
+    pattern = EventPattern.load(json.dumps(pattern_to("NotificationsTopic")))
+    for name, description, is_told in (
+        ("iamFleetRoleInvalid", "", True),
+        ("spotInstanceCountLimitExceeded", "", True),
+        ("spotFleetRequestConfigurationInvalid", "The parameter groupId cannot be used", True),
+        # As EC2 has said it where there was no capacity, over and over.
+        (
+            "spotFleetRequestConfigurationInvalid",
+            "m3.large, ami-1, Linux/UNIX: There is no Spot capacity available that matches your "
+            "request.",
+            False,
+        ),
+        (
+            "spotFleetRequestConfigurationInvalid",
+            "We currently do not have sufficient p2.xlarge capacity in the Availability Zone you "
+            "requested",
+            False,
+        ),
+        ("allLaunchSpecsTemporarilyBlacklisted", "", False),
+    ):
+        event = {
+            "detail-type": "EC2 Spot Fleet Error",
+            "detail": {"sub-type": name, "description": description},
+        }
+        assert pattern.matches_event(event) == is_told, description  # type: ignore[arg-type]
 
 
 def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any]) -> None:

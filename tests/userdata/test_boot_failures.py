@@ -12,6 +12,7 @@ from rehearsal.machines.machine import BOOT, TRAINING
 from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.process import EC2_DISKS, SHIMS, ProcessMachine
 from rehearsal.machines.quirks import Quirks
+from stacks.user_data import render
 from tests.machine_key import machine_key
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
@@ -72,7 +73,20 @@ def test_steps_that_fail_once_are_tried_again_and_a_restart_finds_its_way(rig: R
     assert "[failed]" not in (machine.root / BOOT).read_text()
 
 
-def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(rig: Rig) -> None:
+def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its image was made of a machine that has trained.
+    left = (
+        'mkdir -p "$MACHINE_ROOT"/{opt,var/log}/training\n'
+        "printf 'PYTHON=python3\\nINSTANCE_ID=i-0ther\\n' "
+        '>"$MACHINE_ROOT/opt/training/machine.env"\n'
+        "echo 'uncorrectable ECC error' >\"$MACHINE_ROOT/var/log/training/training.log\"\n"
+    )
+    begin = "#!/bin/bash\n"
+    monkeypatch.setattr(
+        "tests.userdata.rig.render", lambda known: render(known).replace(begin, begin + left, 1)
+    )
     machine = rig.machine(environment={"FAULTS": "dataset.sh:always"})
     rig.protect(machine, True)
     refused = f"[failed] machine {machine.instance_id}: it cannot terminate itself: An error"
@@ -84,6 +98,7 @@ def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(rig: 
     assert calls(machine, "run") == []
     (event,) = [each for each in rig.events() if each["name"] == "terminate-failed"]
     assert event["message"].startswith("the Guard terminates this machine: An error")
+    assert {each["instance_id"] for each in rig.events()} == {machine.instance_id}
 
 
 @pytest.mark.slow
@@ -109,7 +124,8 @@ def test_without_a_bundle_the_machine_ends(rig: Rig) -> None:
     variables = rig.run_env(BUNDLE_URI="s3://assets/missing.zip")
     machine = rig.machine(variables=variables, environment=NO_PATIENCE)
     reason = reason_of_the_machines_end(rig, machine)
-    assert "boot failed at fetch: no boot started from s3://assets/missing.zip" in reason
+    assert "boot failed at fetch: no boot started from s3://assets/missing.zip: " in reason
+    assert "(404)" in reason
 
 
 OLD_PYTHON = """case "$1" in
@@ -134,7 +150,7 @@ def test_an_image_that_no_boot_could_use_ends_the_machine_and_is_named(
     machine = rig.machine(quirks=quirks)
     reason = reason_of_the_machines_end(rig, machine)
     assert reason.startswith(f"boot failed at fetch: the image has {has}")
-    assert "; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter); " in reason
+    assert reason.endswith("; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)")
 
 
 def test_user_data_ends_the_machine_wherever_it_fails(rig: Rig, tmp_path: Path) -> None:

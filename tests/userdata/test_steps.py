@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -329,6 +330,23 @@ def test_without_metadata_or_list_nothing_is_read_ahead_and_nothing_fails(root: 
     assert json.loads(event.read_text())["name"] == "boot-read-ahead"
 
 
+def test_the_boot_of_the_machine_that_an_image_was_made_of_is_not_repeated(tmp_path: Path) -> None:
+    for name, text in {
+        "var/lib/cloud/data/instance-id": "i-1",
+        "opt/training/machine.env": "PYTHON=python3\nINSTANCE_ID=i-12\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["bash", USERDATA / "bootstrap.sh"],
+        env={**os.environ, "MACHINE_ROOT": f"{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert not (tmp_path / "var/lib/training").exists()
+
+
 SMI = """#!/bin/sh
 echo "$@" >>{root}/asked
 case $1 in
@@ -341,7 +359,14 @@ esac
 @pytest.mark.parametrize(
     ("answer", "printed"),
     [
-        ("exit 0", "GPU clocks set to the highest supported: 6251,1710 MHz"),
+        (
+            "echo 'Applications clocks set to \"(MEM 6251, SM 1710)\" for GPU 0'",
+            "GPU clocks set to the highest supported: 6251,1710 MHz",
+        ),
+        (
+            "echo 'Setting applications clocks is not supported for GPU 0.'",
+            "GPU clocks left as they are: Setting applications clocks is not supported for GPU 0.",
+        ),
         (
             "echo 'Setting applications clocks is not supported for GPU 0'; exit 3",
             "GPU clocks left as they are: Setting applications clocks is not supported for GPU 0",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,14 @@ from tests.stacks.doctor.conftest import Clinic, Examine, bootstrapped_with
 AT = "us-east-1"
 
 
-def target_of(parameters: dict[str, Any], **stack: Any) -> DeployTarget:
-    """A target whose training stack is described so, and whose topic has no subscriber."""
+def target_of(
+    parameters: dict[str, Any], subscriptions: Sequence[Any] = (), **stack: Any
+) -> DeployTarget:
+    """A target whose training stack is described so, and whose topic has these subscribers."""
     described = {"StackName": TRAINING, "Description": description_of("TrainingStack"), **stack}
     cloud = SimpleNamespace(
         get_paginator=lambda _: SimpleNamespace(paginate=lambda: [{"Stacks": [described]}]),
-        list_subscriptions_by_topic=lambda TopicArn: {"Subscriptions": []},
+        list_subscriptions_by_topic=lambda TopicArn: {"Subscriptions": subscriptions},
     )
     fields = StackParameters.for_size("g5.2xlarge", **parameters)
     return DeployTarget(client=lambda _: cloud, region="eu-west-1", parameters=fields)
@@ -123,6 +126,18 @@ def test_who_did_not_confirm_in_time_is_subscribed_again(email: str) -> None:
         "aws sns subscribe --region eu-west-1 --topic-arn arn:aws:sns:eu-west-1:1:alarms "
         f"--protocol email --notification-endpoint {email or 'YOU@EXAMPLE.COM'}"
     )
+
+
+def test_how_to_confirm_where_a_mail_scanner_follows_links() -> None:
+    topic = "arn:aws:sns:eu-west-1:1:alarms"
+    own = {"Outputs": [{"OutputKey": "TopicArn", "OutputValue": topic}]}
+    pending = [{"Endpoint": "me@example.org", "SubscriptionArn": "PendingConfirmation"}]
+    (found,) = alarm_email_is_confirmed(
+        target_of({}, pending, StackStatus="CREATE_COMPLETE", **own)
+    )
+    assert found.state == "problem"
+    command = f"aws sns confirm-subscription --region eu-west-1 --topic-arn {topic} --token "
+    assert command in found.what and "--authenticate-on-unsubscribe true" in found.what
 
 
 def run_bucket(client: Any, kms: str = "", name: str = "my-runs") -> DeployTarget:

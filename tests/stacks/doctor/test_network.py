@@ -1,6 +1,8 @@
 """The doctor on the network, and on machines that others have."""
 
+import json
 import shlex
+from typing import Any
 
 import pytest
 from moto.ec2.models.route_tables import Route
@@ -57,19 +59,37 @@ def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
     assert line["what"] == f"{vpc} in us-east-1 has no subnet-12345678"
 
 
-def test_with_nat_only_s3_needs_an_endpoint(
-    healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ec2 = healthy.aws.client("ec2")
+def network_with_nat(ec2: Any) -> tuple[str, str, str]:
+    """Return a VPC, its subnet and their route table."""
     vpc = ec2.create_vpc(CidrBlock="10.8.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.8.0.0/24")["Subnet"]["SubnetId"]
     nat = ec2.create_nat_gateway(SubnetId=subnet)["NatGateway"]["NatGatewayId"]
-    table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
-    ec2.create_route(
-        RouteTableId=table["RouteTables"][0]["RouteTableId"],
-        DestinationCidrBlock="0.0.0.0/0",
-        NatGatewayId=nat,
-    )
+    found = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
+    table = found["RouteTables"][0]["RouteTableId"]
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", NatGatewayId=nat)
+    return vpc, subnet, table
+
+
+@pytest.mark.parametrize(("action", "state"), [("*", "ok"), ("s3:*", "warning")])
+def test_an_endpoint_with_a_policy_of_its_own_is_named(
+    healthy: Clinic, examine: Examine, action: str, state: str
+) -> None:
+    ec2 = healthy.aws.client("ec2")
+    vpc, subnet, table = network_with_nat(ec2)
+    statement = {"Effect": "Allow", "Principal": "*", "Action": action, "Resource": "*"}
+    endpoint = ec2.create_vpc_endpoint(
+        VpcId=vpc, ServiceName="com.amazonaws.us-east-1.s3", RouteTableIds=[table],
+        PolicyDocument=json.dumps({"Statement": [statement]}), PrivateDnsEnabled=False,
+    )["VpcEndpoint"]["VpcEndpointId"]  # fmt: skip
+    (line,) = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
+    is_told = line["what"].startswith(f"{endpoint} (s3) has a policy of its own")
+    assert (line["state"], is_told) == (state, state == "warning")
+
+
+def test_with_nat_only_s3_needs_an_endpoint(
+    healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vpc, subnet, _ = network_with_nat(healthy.aws.client("ec2"))
     (line,) = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
     assert line["state"] == "warning"
     assert "NAT charges each GB" in line["what"]

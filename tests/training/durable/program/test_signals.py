@@ -58,6 +58,12 @@ def deepspeed(code: str) -> str:
     return f"{write}; exec {sys.executable} -m deepspeed.launcher.launch --world_info=x train.py"
 
 
+def runner(name: str, code: str) -> str:
+    """A runner of tasks that ends them when it is told, as poe does, or leaves them, as just."""
+    text = f"#!{sys.executable}\n{launcher(ENDS, code)}"
+    return f"echo {shlex.quote(text)} > {name}; chmod +x {name}; exec ./{name} train"
+
+
 def make(code: str) -> str:
     """Make ends what it runs when it is told."""
     recipe = command(code).replace("$", "$$")
@@ -101,6 +107,8 @@ def make(code: str) -> str:
         pytest.param(deepspeed(SLEEPS), [], id="deepspeed, no handler"),
         pytest.param(make(HANDLES), ["child"], id="make"),
         pytest.param(make(SLEEPS), [], id="make, no handler"),
+        pytest.param(runner("poe", HANDLES), ["child"], id="poe"),
+        pytest.param(runner("poe", SLEEPS), [], id="poe, no handler"),
         # A loader's worker handles it, too, and so does a tracker's service.
         pytest.param(command(launcher("time.sleep(60)", HANDLES)), [], id="trainer with a child"),
     ],
@@ -124,7 +132,7 @@ def test_a_signal_is_for_whoever_takes_it(words: str, handlers: list[str], tmp_p
 
 def test_what_stands_between_mpiexec_and_its_ranks_is_passed_over() -> None:
     """MPICH's proxy catches SIGTERM and drops it; no package that we have brings one."""
-    for name in ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun"):
+    for name in ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "just", "honcho"):
         assert signals._LAUNCHER.search(f"{name}\n{name}\0--control-port\0")
     assert not signals._LAUNCHER.search("python\npython\0mpiexec.py\0")
 
