@@ -16,6 +16,8 @@ _VPC_QUOTA = "L-F678F1CE"
 # Not logs, which are in S3; not ec2messages, which the agent no longer needs (3.3.40.0).
 INTERFACES = ("ec2", "monitoring", "ssm", "ssmmessages")
 
+_OF_DOCKER = IPv4Network("172.17.0.0/16")
+
 
 def zones_of_subnets(target: DeployTarget, available: Sequence[str]) -> list[str]:
     """Return the zones that machines may start in."""
@@ -141,6 +143,7 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
         *_gateway_of_s3(target, is_closed=bool(closed)),
         *_interfaces(target, closed),
         *_policies_of_their_own(target),
+        *_dockers_addresses(target),
     ]
     yield from found
     if not found and not public:
@@ -202,6 +205,16 @@ def _names_that_do_not_resolve(target: DeployTarget, *, needs_private: bool) -> 
 def _endpoints(target: DeployTarget) -> list[dict[str, Any]]:
     of_vpc = {"Name": "vpc-id", "Values": [target.parameters.vpc]}
     return list(target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"])
+
+
+def _dockers_addresses(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Warn of a VPC with the addresses that Docker, part of the image, takes for its bridge."""
+    vpc = target.parameters.vpc
+    known = target.client("ec2").describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["CidrBlockAssociationSet"]
+    if any(IPv4Network(each["CidrBlock"]).overlaps(_OF_DOCKER) for each in known):
+        what = f"{vpc} has addresses of {_OF_DOCKER}, which Docker on the machines takes for its "
+        what += "own: what is there, as the VPC's DNS server, may not be reached"
+        yield warning(what=what, fix="take a VPC of other addresses, or an image without Docker")
 
 
 def _policies_of_their_own(target: DeployTarget) -> Iterator[Diagnosis]:

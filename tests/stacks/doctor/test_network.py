@@ -59,10 +59,10 @@ def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
     assert line["what"] == f"{vpc} in us-east-1 has no subnet-12345678"
 
 
-def network_with_nat(ec2: Any) -> tuple[str, str, str]:
+def network_with_nat(ec2: Any, begin: str = "10.8") -> tuple[str, str, str]:
     """Return a VPC, its subnet and their route table."""
-    vpc = ec2.create_vpc(CidrBlock="10.8.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.8.0.0/24")["Subnet"]["SubnetId"]
+    vpc = ec2.create_vpc(CidrBlock=f"{begin}.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"{begin}.0.0/24")["Subnet"]["SubnetId"]
     nat = ec2.create_nat_gateway(SubnetId=subnet)["NatGateway"]["NatGatewayId"]
     found = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
     table = found["RouteTables"][0]["RouteTableId"]
@@ -89,14 +89,15 @@ def test_an_endpoint_with_a_policy_of_its_own_is_named(
 def test_with_nat_only_s3_needs_an_endpoint(
     healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vpc, subnet, _ = network_with_nat(healthy.aws.client("ec2"))
-    (line,) = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
-    assert line["state"] == "warning"
+    vpc, subnet, _ = network_with_nat(healthy.aws.client("ec2"), "172.17")
+    line, more = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
+    assert line["state"] == more["state"] == "warning"
     assert "NAT charges each GB" in line["what"]
+    assert f"{vpc} has addresses of 172.17.0.0/16, which Docker" in more["what"]
     gone = property(lambda route: "blackhole" if route.nat_gateway else "active")
     monkeypatch.setattr(Route, "state", gone)
     lines = examine(healthy, f"vpc={vpc}", f"subnets={subnet}")["network"]
-    assert "has a default route to a gateway that is gone" in lines[-1]["what"]
+    assert "has a default route to a gateway that is gone" in lines[-2]["what"]
 
 
 @pytest.mark.parametrize(
