@@ -5,7 +5,7 @@ set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run=${MACHINE_ROOT:-}/run/training
 mkdir -p "$run" # after a restart of the machine /run is empty
-rm -f "$run/boot-failure" "$run/dataset-begun"
+rm -f "$run"/{boot-failure,dataset-begun,reads-new.json}
 [[ -e $run/boot-started ]] || : >"$run/boot-started"
 INSTANCE_ID=$(cat "${MACHINE_ROOT:-}/var/lib/cloud/data/instance-id")
 export INSTANCE_ID
@@ -18,7 +18,7 @@ step() {
 python3 -m userdata.events boot-fetch ok --since "$run/boot-started" --message "bundle fetched"
 step run-env python3 -m userdata.run_env "${MACHINE_ROOT:-}/etc/training/run.env"
 source userdata/lib.sh
-rm -f "$run/reads-new.json"
+python3 -m userdata.send_events --once & # the machine's first word, for which the Guard waits
 bash userdata/steps/read_ahead.sh &
 step run-state bash userdata/steps/run_state.sh
 state=$(json_field "$run/head.json" state)

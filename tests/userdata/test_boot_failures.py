@@ -101,6 +101,11 @@ def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(
     assert {each["instance_id"] for each in rig.events()} == {machine.instance_id}
 
 
+def test_a_machine_says_its_first_word_before_any_step_that_may_take_long(rig: Rig) -> None:
+    rig.machine(environment={"FAULTS": "interpreter.sh:always", "STEP_RETRY_SECONDS": "600"})
+    wait_until(lambda: "boot-fetch" in [each["name"] for each in rig.events()])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_step_that_always_fails_ends_the_machine_and_never_the_run(rig: Rig, name: str) -> None:
