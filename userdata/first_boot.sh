@@ -19,7 +19,7 @@ end_machine() {
 trap end_machine EXIT
 # An image may have been made of a machine that has trained, and pass for that one.
 if ! grep -sq "^INSTANCE_ID=$instance$" "$root/opt/training/machine.env"; then
-    systemctl stop training{-events,-metrics,}.service interruption-handler.service || true
+    systemctl stop training{-events,-metrics,} interruption-handler 2>/dev/null || true
     rm -rf "$root/opt/training" "$root"/var/{lib,log}/training
 fi
 # As upgrades may be due at boot: the image's packages are kept, so none may replace the driver
