@@ -43,6 +43,10 @@ _PIPE = re.compile(
     r"(\S*/)?(tee|cat|grep|sed|awk|ts|head|tail)\b[^|;&]*$",
     re.S,
 )
+# Which execute a notebook, and only ask whether its cells have failed.
+_NOTEBOOK = re.compile(
+    r"\b(jupyter[ -](nbconvert\b.*--execute|execute\b|run\b)|jupytext\b.*--execute|papermill )"
+)
 # The end of a traceback.
 _ERROR = re.compile(r"^(?:\[\w+\]: ?)?[\w.]*(?:Error|Exception)\b.*", re.M)
 
@@ -74,9 +78,15 @@ def _last_traceback(lines: Iterable[str]) -> str:
     return next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
 
 
-def hides_failures(command: str) -> bool:
-    """Whether it has a shell run a pipe that ends well whatever its other commands say."""
-    return not re.search("pipefail|PIPESTATUS", command) and bool(_PIPE.match(command))
+def hidden_failures(command: str) -> tuple[str, str] | None:
+    """Return an event's name, and why the command may end with 0 though what it runs has failed."""
+    if not re.search("pipefail|PIPESTATUS", command) and _PIPE.match(command):
+        text = "if the program fails, its pipe ends well, and the run has finished"
+        return "pipe", f"{text}: write bash -eo pipefail -c"
+    if _NOTEBOOK.search(command):
+        text = "if what a cell starts by %run or ! fails, the notebook ends well, and the run has "
+        return "notebook", f"{text}finished: write it as a script, or import the code in the cell"
+    return None
 
 
 def silent_end(lines: Sequence[str], exit_code: int) -> str:

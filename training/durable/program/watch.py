@@ -25,7 +25,7 @@ from training.durable.program.failure import (
     blamed_place,
     failure_reason,
     failures_in_a_row,
-    hides_failures,
+    hidden_failures,
     silent_end,
     why_given_up,
 )
@@ -258,9 +258,8 @@ class ProgramWatch:
         self._log.start()
         self._progress.begin()
         _log.info("[program] started as process %d", process.pid)
-        if hides_failures(self._options.program.command):
-            text = "if the program fails, its pipe ends well, and the run has finished"
-            self._warn("pipe", f"{text}: write bash -eo pipefail -c")
+        if (told := hidden_failures(self._options.program.command)) is not None:
+            self._warn(*told)
 
     def until_end(self) -> None:
         """Return once the program has ended, or its machine is about to."""

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.training.durable.program.programs import ProgramRun
+from training.durable.program.failure import hidden_failures
 
 
 def test_a_program_that_writes_no_checkpoint_is_warned_of(
@@ -159,6 +160,23 @@ def test_one_that_ends_well_but_does_nothing_with_its_snapshot_is_told_of(run: P
     (event,) = run.events("nothing-done")
     assert "given snapshot 1, it ended with 0" in event["message"]
     assert run.json("receipt.json")["warnings"] == [event["message"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_told"),
+    [
+        ("jupyter nbconvert --to notebook --execute train.ipynb", True),
+        ("jupyter-execute train.ipynb", True),
+        ("bash -c 'jupytext --to notebook --execute train.py'", True),
+        ("papermill train.ipynb out.ipynb -p epochs 3", True),
+        ("jupyter nbconvert --to script train.ipynb", False),
+        ("python papermill.py", False),
+    ],
+)
+def test_a_notebook_that_hides_a_failure_is_told_of(command: str, is_told: bool) -> None:
+    told = hidden_failures(command)
+    assert (told is not None) == is_told
+    assert told is None or told[0] == "notebook"
 
 
 @pytest.mark.parametrize(
