@@ -84,8 +84,8 @@ def hidden_failures(command: str) -> tuple[str, str] | None:
         text = "if the program fails, its pipe ends well, and the run has finished"
         return "pipe", f"{text}: write bash -eo pipefail -c"
     if _NOTEBOOK.search(command):
-        text = "if what a cell starts by %run or ! fails, the notebook ends well, and the run has "
-        return "notebook", f"{text}finished: write it as a script, or import the code in the cell"
+        text = "what a cell starts by ! or %run may fail, and the notebook ends well: then the "
+        return "notebook", f"{text}run has finished. Import the code in the cell, or use %%bash"
     return None
 
 
