@@ -98,18 +98,19 @@ class FleetEvents(Construct):
             event_pattern=events.EventPattern(**pattern),
             targets=[targets.LambdaFunction(guard)],
         )
-        events.Rule(
-            self,
-            "Faults",
-            description="Errors of this stack's fleet that need a person",
-            event_pattern=events.EventPattern(
-                source=pattern["source"],
-                resources=pattern.get("resources"),
-                detail_type=fault["detail-type"],
-                detail={**pattern.get("detail", {}), **fault["detail"]},
-            ),
-            targets=[targets.SnsTopic(topic)],
-        )
+        for number, detail in enumerate(fault["details"], start=1):
+            events.Rule(
+                self,
+                f"Faults{number}" if number > 1 else "Faults",
+                description="Errors of this stack's fleet that need a person",
+                event_pattern=events.EventPattern(
+                    source=pattern["source"],
+                    resources=pattern.get("resources"),
+                    detail_type=fault["detail-type"],
+                    detail={**pattern.get("detail", {}), **detail},
+                ),
+                targets=[targets.SnsTopic(topic)],
+            )
         # The EventBridge console finds only log groups under this prefix.
         name = f"/aws/events/{stack.stack_name}"
         log_group = logs.LogGroup(

@@ -66,15 +66,13 @@ KINDS: Mapping[str, FleetKind] = {
         # which it has the third one's name, repeat: the alarm FleetBelowTarget reports them once.
         fault={
             "detail-type": ["EC2 Spot Fleet Error"],
-            "detail": {
-                "$or": [
-                    {"sub-type": ["iamFleetRoleInvalid", "spotInstanceCountLimitExceeded"]},
-                    {
-                        "sub-type": ["spotFleetRequestConfigurationInvalid"],
-                        "description": [{"anything-but": {"wildcard": "*capacity*"}}],
-                    },
-                ]
-            },
+            "details": [
+                {"sub-type": ["iamFleetRoleInvalid", "spotInstanceCountLimitExceeded"]},
+                {
+                    "sub-type": ["spotFleetRequestConfigurationInvalid"],
+                    "description": [{"anything-but": {"wildcard": "*capacity*"}}],
+                },
+            ],
         },
         namespace="AWS/EC2Spot",
         dimension="FleetRequestId",
@@ -92,25 +90,16 @@ KINDS: Mapping[str, FleetKind] = {
         # SpotMaxPriceTooLow), or new to us: FleetBelowTarget reports these.
         fault={
             "detail-type": ["EC2 Instance Launch Unsuccessful"],
-            "detail": {
-                "StatusMessage": [
-                    {"wildcard": f"*{text}*"}
-                    for text in (
-                        "MaxSpotInstanceCountExceeded",
-                        "Max spot instance count exceeded",
-                        "vCPU limit",
-                        "not authorized",
-                        "do not have permission",
-                        "enough free*addresses",
-                        "being validated",
-                        "verification",
-                        "blocked",
-                        "Invalid",
-                        "does not exist",
-                        "Client.InternalError",
-                    )
-                ]
-            },
+            # Three wildcards each: EventBridge refuses more ("Rule is too complex").
+            "details": [
+                {"StatusMessage": [{"wildcard": f"*{text}*"} for text in texts]}
+                for texts in (
+                    ("MaxSpotInstanceCountExceeded", "instance count exceeded", "vCPU limit"),
+                    ("not authorized", "do not have permission", "does not exist"),
+                    ("enough free addresses", "being validated", "verification"),
+                    ("blocked", "Invalid", "Client.InternalError"),
+                )
+            ],
         },
         namespace="AWS/AutoScaling",
         dimension="AutoScalingGroupName",

@@ -11,7 +11,7 @@ INSTANCE_ID=$(cat "${MACHINE_ROOT:-}/var/lib/cloud/data/instance-id")
 export INSTANCE_ID
 # The image of a machine that has trained: this one's user data, which comes later, boots it.
 env=${MACHINE_ROOT:-}/opt/training/machine.env
-[[ ! -e $env ]] || grep -q "^INSTANCE_ID=$INSTANCE_ID$" "$env" || exit 0
+! grep -sq "^INSTANCE_ID=" "$env" || grep -q "^INSTANCE_ID=$INSTANCE_ID$" "$env" || exit 0
 step() {
     python3 -m userdata.run_step "$@" || exit
 }

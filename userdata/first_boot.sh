@@ -9,7 +9,8 @@ aws=$(command -v aws || echo "$root/opt/pytorch/bin/aws")
 end_machine() {
     set +o errexit
     why=${lacks:-no boot started from ${BUNDLE_URI:-an unknown bundle}: $(tail -n 1 "$said")}
-    why="boot failed at fetch: $why"; echo "[failed] machine $instance: $why"
+    why="boot failed at fetch: $why; aws ec2 get-console-output --instance-id $instance says more"
+    echo "[failed] machine $instance: $why"
     now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
     until python3 "$root/etc/training/end_machine.py" "$instance" "$now" "$why"; do
         sleep "${TERMINATE_RETRY_SECONDS:-60}"
@@ -17,10 +18,11 @@ end_machine() {
     echo "[ok] machine $instance: EC2 terminates it"
 }
 trap end_machine EXIT
+boot=$root/etc/systemd/system/multi-user.target.wants/training-boot.service
 # An image may have been made of a machine that has trained, and pass for that one.
 if ! grep -sq "^INSTANCE_ID=$instance$" "$root/opt/training/machine.env"; then
-    systemctl stop training{-events,-metrics,} interruption-handler 2>/dev/null || true
-    rm -rf "$root/opt/training" "$root"/var/{lib,log}/training
+    systemctl stop training{-boot,-events,-metrics,} interruption-handler 2>/dev/null || true
+    rm -rf "$root/opt/training" "$root"/var/{lib,log}/training "$boot"
 fi
 # As upgrades may be due at boot: the image's packages are kept, so none may replace the driver
 # mid-run, and needrestart leaves our services alone whatever is installed by hand.
@@ -31,7 +33,6 @@ echo "\$nrconf{override_rc}{qr(^(training|interruption-handler))} = 0;" \
     >"$root/etc/needrestart/conf.d/training.conf"
 : >"$root/run/training/boot-started"
 # cloud-init runs user data once; after a power-off before the unit is enabled, this runs it again.
-boot=$root/etc/systemd/system/multi-user.target.wants/training-boot.service
 again=$root/var/lib/cloud/scripts/per-boot/training
 printf '#!/bin/bash\n[[ -e "%s" ]] || exec "%s"\n' "$boot" "$0" >"$again"
 chmod +x "$again" && sync "$again"
@@ -42,7 +43,6 @@ set +o allexport
 # AWS CLI v1 reads the region only here, and by default asks the metadata once, for one second.
 export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
-
 # lack TEXT: ends the machine, whose image lacks what every boot needs.
 lack() {
     lacks="the image has $1; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"

@@ -194,7 +194,7 @@ class Ledger:
         attempt = self.attempts.get(instance_id)
         if attempt is None or attempt.progress or attempt.failed:
             return 0.0
-        return now - max(attempt.launched, self.blind_until)
+        return now - max(attempt.launched, self.blind_until, self.stopped)
 
     def note_limits(self, settings: GuardSettings) -> None:
         """Keep the limits beside the run: its stack may be gone when somebody asks."""

@@ -237,7 +237,7 @@ _OF_TRAINER: Mapping[str, Fault] = {
         Checkpointer, "_run", "self.schedule.start_other()", "pass"
     ),
     "auto waits longer than a life": _fault(auto_interval, "MAX_SECONDS", 1e9, "interruption"),
-    "the notice's time not read": _fault(notice_file, "_seconds_in", lambda _: None, "a notice"),
+    "the notice's time not read": _fault(notice_file, "_seconds_to", lambda *_: None, "a notice"),
     "notices unheard": _fault(Interruption, "record", _nothing, "loses no step"),
     "extra time without end": _fault(ExtraTime, "would_allow", lambda *_: True),
     "no save at a notice": _fault(Checkpointer, "_save_within", lambda *_, **__: False, "step"),

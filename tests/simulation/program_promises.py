@@ -148,7 +148,7 @@ class ProgramRecord:
         copied = plan.state_bytes * min(2, habit.keep_last)
         seconds = 0.0 if habit.clones else copied / 2e9
         changes = habit.has_database and habit.log_every < 2 * seconds
-        if seconds > 5.0 and (rest < 2 * habit.quiet_seconds or changes):
+        if seconds > 5.0 and (rest < 2 * habit.quiet_seconds + seconds or changes):
             return 1e9  # it cannot be stopped for so long
         if not (habit.has_room or habit.says_when):
             return 1e9  # what is sent from where it lies may change

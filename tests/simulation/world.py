@@ -195,7 +195,7 @@ class Universe(Deployed):
             known = {reason for _, reason in self.stops}
             for mail in self.mails:  # of a call that ended before it could return this
                 how, _, reason = mail.partition("\n")[0].partition(": ")
-                if how == "Fleet to zero" and reason not in known:
+                if how == "Fleet to zero" and not any(reason in each for each in known):
                     self.stops.append((CLOCK.now, reason))
             if is_at_zero and self.stops and not self.is_at_a_limit:
                 when, reason = self.stops[-1]

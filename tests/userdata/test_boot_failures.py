@@ -155,7 +155,7 @@ def test_an_image_that_no_boot_could_use_ends_the_machine_and_is_named(
     machine = rig.machine(quirks=quirks)
     reason = reason_of_the_machines_end(rig, machine)
     assert reason.startswith(f"boot failed at fetch: the image has {has}")
-    assert reason.endswith("; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)")
+    assert "; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter); " in reason
 
 
 def test_user_data_ends_the_machine_wherever_it_fails(rig: Rig, tmp_path: Path) -> None:

@@ -121,16 +121,17 @@ class Interruption:
         """
         if cause == "shutdown":
             self.is_shutting_down = True
-        now, named = time.monotonic(), _seconds_in(self._notice_file)
-        if named is not None and named <= 0:
-            named = None
-        left = self.budget_seconds if named is None else min(self.budget_seconds, named)
+        now, named = time.monotonic(), _seconds_to("time", self._notice_file)
+        # The handler has the same clock, be it wrong: this process may hear of it much later.
+        since = _seconds_to("received_at", self._notice_file) or 0.0
+        seconds = [self.budget_seconds, self.budget_seconds + since, named or 0.0]
+        left = min(each for each in seconds if each > 0)
         with self._lock:
             if self.notice is not None:
                 self.notice.deadline = min(self.notice.deadline, now + left)
                 return
             notice = Notice(
-                cause=cause, received=now, deadline=now + left, is_dated=named is not None
+                cause=cause, received=now, deadline=now + left, is_dated=(named or 0.0) > 0
             )
             self.notice, act = notice, self._when_noticed
         self._noticed.set()
@@ -182,13 +183,13 @@ class Interruption:
                         self.record(_CAUSES[number])
 
 
-def _seconds_in(notice_file: Path | None) -> float | None:
-    """Return the seconds until the time in the notice file; None if it has none."""
+def _seconds_to(name: str, notice_file: Path | None) -> float | None:
+    """Return the seconds until a time in the notice file; None if it has none."""
     if notice_file is None:
         return None
     try:
         record = json.loads(notice_file.read_text())
-        when = datetime.fromisoformat(record["time"])
+        when = datetime.fromisoformat(record[name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if when.tzinfo is None:

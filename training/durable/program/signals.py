@@ -18,7 +18,8 @@ _SHELL = re.compile(r"((ba|da|z|k|a)?sh|busybox)\n")
 # or module of Python's.
 _LAUNCHER = re.compile(
     r"^(timeout|torchrun|pt_elastic|accelerate|uv|g?make|mpirun|mpiexec|orterun|prterun"
-    r"|mpiexec\.hydra|hydra_pmi_proxy|poe|just|task|invoke|inv|honcho)\n"
+    r"|mpiexec\.hydra|hydra_pmi_proxy|poe|invoke|inv|honcho)\n"
+    r"|^(just|task)\n([^\0]*/)?(just|task)\0"
     r"|^python[\d.]*\n[^\0]*\0((-[WX]\0[^\0]*|-\w+)\0)*("
     r"-m\0(torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.launch)"
     r"|(\S*/)?(torchrun|accelerate))\0"

@@ -84,6 +84,30 @@ def test_the_deadline_is_the_notice_s_time_within_the_budget(
         assert interruption_lasts == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("named", "received", "seconds"),
+    [
+        (54_000 + 75, -45, 75),  # the clock is 15 hours slow
+        (-54_000 + 75, -45, 75),  # or fast
+        (75, 54_000, 75),  # or has been set since
+        (75, -54_000, 75),
+        (-60, -180, 120),  # an old file
+    ],
+)
+def test_by_a_wrong_clock_the_time_counts_from_when_the_handler_heard(
+    tmp_path: Path, named: float, received: float, seconds: float
+) -> None:
+    now, path = datetime.now(UTC), tmp_path / "notice.json"
+    times = {"time": named, "received_at": received}
+    record = {name: (now + timedelta(seconds=each)).isoformat() for name, each in times.items()}
+    path.write_text(json.dumps(record))
+    interruption = Interruption(budget_seconds=120, notice_file=path)
+    interruption.record("notice")
+    assert interruption.notice is not None
+    left = interruption.notice.deadline - interruption.notice.received
+    assert left == pytest.approx(seconds, abs=5)
+
+
 def write_notice(path: Path, seconds: float) -> None:
     when = datetime.now(UTC) + timedelta(seconds=seconds)
     path.write_text(json.dumps({"action": "terminate", "time": when.isoformat()}))
@@ -129,10 +153,10 @@ def test_of_two_notices_at_once_one_counts(monkeypatch: pytest.MonkeyPatch, tmp_
     """The thread that signals wake, and the main thread that another rank has told."""
     together = threading.Barrier(2)
 
-    def read(path: Path | None) -> None:
+    def read(name: str, path: Path | None) -> None:
         together.wait(60)
 
-    monkeypatch.setattr("training.durable.attempt.notice._seconds_in", read)
+    monkeypatch.setattr("training.durable.attempt.notice._seconds_to", read)
     received: list[object] = []
     for _ in range(20):
         interruption = Interruption(budget_seconds=120)

@@ -132,9 +132,11 @@ def test_a_signal_is_for_whoever_takes_it(words: str, handlers: list[str], tmp_p
 
 def test_what_stands_between_mpiexec_and_its_ranks_is_passed_over() -> None:
     """MPICH's proxy catches SIGTERM and drops it; no package that we have brings one."""
-    for name in ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "just", "honcho"):
+    for name in ("mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun", "honcho"):
         assert signals._LAUNCHER.search(f"{name}\n{name}\0--control-port\0")
     assert not signals._LAUNCHER.search("python\npython\0mpiexec.py\0")
+    assert signals._LAUNCHER.search("task\n/usr/bin/task\0train\0")
+    assert not signals._LAUNCHER.search("task\npython\0./task\0"), "a trainer of that name"
 
 
 def test_a_program_that_its_first_process_has_left_is_told(tmp_path: Path) -> None:
