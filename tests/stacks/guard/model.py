@@ -26,6 +26,7 @@ from contract.keys import GUARD
 from stacks import StackParameters
 from stacks.guard import handler
 from stacks.guard import settings as guard_settings
+from stacks.guard.duties import UNHEARD_SECONDS
 from stacks.guard.ledger import LISTED_SECONDS
 from stacks.guard.settings import Forecast, GuardSettings
 from tests.stacks.guard.answers import Service
@@ -181,7 +182,11 @@ class RunMachine(RuleBasedStateMachine):
 
     def may_end(self, machines: list[str]) -> bool:
         """Whether these may be ended while the run goes on."""
-        return False
+        return all(self.is_mute(each) for each in self.world.machines if each.id in machines)
+
+    def is_mute(self, machine: Machine) -> bool:
+        """Whether S3 kept it from saying its first word."""
+        return not machine.has_spoken and self.world.now - machine.launched > UNHEARD_SECONDS
 
     @rule(has_notice=st.booleans(), times=st.sampled_from([1, 1, 6]))
     def spot_takes_back(self, has_notice: bool, times: int) -> None:
@@ -378,7 +383,8 @@ class GuardMachine(RunMachine):
 
     def may_end(self, machines: list[str]) -> bool:
         """Machines that failed, and have had a notice's time to end themselves."""
-        return all(each.failed for each in self.world.machines if each.id in machines)
+        named = [each for each in self.world.machines if each.id in machines]
+        return all(each.failed or self.is_mute(each) for each in named)
 
     def nothing_runs_for_nothing(self) -> None:
         """Soon after a reason began to stand nothing runs; an hour where calls failed."""
@@ -468,6 +474,8 @@ class DeadlineMachine(RunMachine):
         Waiting costs nothing: the policy may prefer it where the deadline leaves the time.
         """
         world = self.world
+        if super().may_end(machines):
+            return True
         of_spot = any(each.market == "spot" for each in world.machines if each.id in machines)
         return bool(world.live) or (world.target > world.on_demand and not of_spot)
 

@@ -81,6 +81,7 @@ class Machine:
     committed: float = 0.0  # when
     lived: float = 0.0  # seconds of its life so far; a boot stands still without S3
     progressed: float = 0.0  # when S3 last heard that its boot got something done
+    has_spoken: bool = False  # S3 has its first word
     failed: float = 0.0  # when S3 heard its event machine-failed
     began: float = 0.0  # what it commits next
     reported: dict[str, int] = field(default_factory=dict)  # the most of each step
@@ -168,6 +169,9 @@ class World:
         age = self.now - machine.launched
         if not self.in_trouble or machine.lived >= self.life.ready:
             machine.lived += seconds
+        if not (machine.has_spoken or self.in_trouble):
+            machine.has_spoken, machine.progressed = True, self.now
+            self._leave_event(machine, "boot-fetch", {})
         if machine.ends is not None and self.now >= machine.ends:
             self.end(machine, machine.why, saves=True)
         elif machine.habit == "dies" and age >= DIE_SECONDS:
