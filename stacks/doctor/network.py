@@ -138,12 +138,13 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
             f"--no-map-public-ip-on-launch --region {target.region}",
         )
     closed = _closed(target)
+    endpoints, blocks = _endpoints(target), _blocks(target)
     found = [
         *_names_that_do_not_resolve(target, needs_private=bool(closed)),
-        *_gateway_of_s3(target, is_closed=bool(closed)),
-        *_interfaces(target, closed),
-        *_policies_of_their_own(target),
-        *_dockers_addresses(target),
+        *_gateway_of_s3(target, endpoints, is_closed=bool(closed)),
+        *_interfaces(target, endpoints, blocks, closed),
+        *_policies_of_their_own(target, endpoints),
+        *_dockers_addresses(target, blocks),
     ]
     yield from found
     if not found and not public:
@@ -207,20 +208,26 @@ def _endpoints(target: DeployTarget) -> list[dict[str, Any]]:
     return list(target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"])
 
 
-def _dockers_addresses(target: DeployTarget) -> Iterator[Diagnosis]:
+def _blocks(target: DeployTarget) -> list[str]:
+    found = target.client("ec2").describe_vpcs(VpcIds=[target.parameters.vpc])["Vpcs"][0]
+    return [each["CidrBlock"] for each in found["CidrBlockAssociationSet"]]
+
+
+def _dockers_addresses(target: DeployTarget, blocks: Sequence[str]) -> Iterator[Diagnosis]:
     """Warn of a VPC with the addresses that Docker, part of the image, takes for its bridge."""
-    vpc = target.parameters.vpc
-    known = target.client("ec2").describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["CidrBlockAssociationSet"]
-    if any(IPv4Network(each["CidrBlock"]).overlaps(_OF_DOCKER) for each in known):
-        what = f"{vpc} has addresses of {_OF_DOCKER}, which Docker on the machines takes for its "
-        what += "own: what is there, as the VPC's DNS server, may not be reached"
+    if any(IPv4Network(each).overlaps(_OF_DOCKER) for each in blocks):
+        what = f"{target.parameters.vpc} has addresses of {_OF_DOCKER}, which Docker on the "
+        what += "machines takes for its own: what is there, as the VPC's DNS server, may not be "
+        what += "reached"
         yield warning(what=what, fix="take a VPC of other addresses, or an image without Docker")
 
 
-def _policies_of_their_own(target: DeployTarget) -> Iterator[Diagnosis]:
+def _policies_of_their_own(
+    target: DeployTarget, endpoints: Sequence[Mapping[str, Any]]
+) -> Iterator[Diagnosis]:
     """Warn of endpoints whose policy may shut the machines out: AWS's own lets all pass."""
     default = {"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*"}
-    for each in _endpoints(target):
+    for each in endpoints:
         service = each["ServiceName"].removeprefix(f"com.amazonaws.{target.region}.")
         known = json.loads(each.get("PolicyDocument") or "{}").get("Statement", default)
         if service not in (*INTERFACES, "autoscaling", "s3") or known in (default, [default]):
@@ -233,11 +240,13 @@ def _policies_of_their_own(target: DeployTarget) -> Iterator[Diagnosis]:
         yield warning(what=what, fix=fix)
 
 
-def _gateway_of_s3(target: DeployTarget, *, is_closed: bool) -> Iterator[Diagnosis]:
+def _gateway_of_s3(
+    target: DeployTarget, endpoints: Sequence[Mapping[str, Any]], *, is_closed: bool
+) -> Iterator[Diagnosis]:
     """Check for S3's endpoint, which is free: NAT charges by the GB."""
     vpc, service = target.parameters.vpc, f"com.amazonaws.{target.region}.s3"
     needed = {table["RouteTableId"] for table in _route_tables(target).values()}
-    of_s3 = [each for each in _endpoints(target) if each["ServiceName"] == service]
+    of_s3 = [each for each in endpoints if each["ServiceName"] == service]
     joined = {table for each in of_s3 for table in each.get("RouteTableIds", [])}
     if needed <= joined or any(each.get("PrivateDnsEnabled") for each in of_s3):
         return
@@ -250,14 +259,18 @@ def _gateway_of_s3(target: DeployTarget, *, is_closed: bool) -> Iterator[Diagnos
     yield (problem if is_closed else warning)(what=what, fix=fix)
 
 
-def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Diagnosis]:
+def _interfaces(
+    target: DeployTarget,
+    endpoints: Sequence[Mapping[str, Any]],
+    blocks: Sequence[str],
+    closed: Mapping[str, str],
+) -> Iterator[Diagnosis]:
     """Check the interface endpoints: those there admit our machines, those needed are there.
 
     Where one has private DNS, calls of the whole VPC go to it, also where there is NAT.
     """
     ec2, vpc, at = target.client("ec2"), target.parameters.vpc, f"--region {target.region}"
-    blocks = ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"][0]["CidrBlockAssociationSet"]
-    ranges = ",".join(f"{{CidrIp={each['CidrBlock']}}}" for each in blocks)
+    ranges = ",".join(f"{{CidrIp={each}}}" for each in blocks)
     admit = (
         f"aws ec2 authorize-security-group-ingress {at} --ip-permissions "
         f"'IpProtocol=tcp,FromPort=443,ToPort=443,IpRanges=[{ranges}]' --group-id "
@@ -265,7 +278,7 @@ def _interfaces(target: DeployTarget, closed: Mapping[str, str]) -> Iterator[Dia
     prefix = f"com.amazonaws.{target.region}."
     there = {
         each["ServiceName"].removeprefix(prefix): [group["GroupId"] for group in each["Groups"]]
-        for each in _endpoints(target)
+        for each in endpoints
         if each.get("PrivateDnsEnabled") and each["ServiceName"].startswith(prefix)
     }
     shut: dict[str, list[str]] = {}  # one group may be that of many endpoints

@@ -184,8 +184,8 @@ _READ_HEAD = records.read_head
 
 # The Guard's.
 _OF_GUARD: Mapping[str, Fault] = {
-    "a sync is silence": _fault(Ledger, "note_progress", _nothing),
-    "steps of a boot ignored": _fault(records, "machine_events", _without_steps),
+    "a sync is silence": _fault(Ledger, "note_progress", _nothing, "ends finished"),
+    "steps of a boot ignored": _fault(records, "machine_events", _without_steps, "ends finished"),
     "heartbeats ignored": _fault(
         records, "read_head", lambda settings: (_READ_HEAD(settings)[0], 0.0), "hangs"
     ),
@@ -237,7 +237,9 @@ _OF_TRAINER: Mapping[str, Fault] = {
         Checkpointer, "_run", "self.schedule.start_other()", "pass"
     ),
     "auto waits longer than a life": _fault(auto_interval, "MAX_SECONDS", 1e9, "interruption"),
-    "the notice's time not read": _fault(notice_file, "_seconds_to", lambda *_: None, "a notice"),
+    "the notice's time not read": _fault(
+        notice_file, "_seconds_in", lambda _: (0.0, 0.0), "a notice"
+    ),
     "notices unheard": _fault(Interruption, "record", _nothing, "loses no step"),
     "extra time without end": _fault(ExtraTime, "would_allow", lambda *_: True),
     "no save at a notice": _fault(Checkpointer, "_save_within", lambda *_, **__: False, "step"),

@@ -5,6 +5,7 @@ into torch), so the handlers here do nothing and `signal.set_wakeup_fd` wakes a 
 torch.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -121,18 +122,15 @@ class Interruption:
         """
         if cause == "shutdown":
             self.is_shutting_down = True
-        now, named = time.monotonic(), _seconds_to("time", self._notice_file)
+        now, (named, since) = time.monotonic(), _seconds_in(self._notice_file)
         # The handler has the same clock, be it wrong: this process may hear of it much later.
-        since = _seconds_to("received_at", self._notice_file) or 0.0
-        seconds = [self.budget_seconds, self.budget_seconds + since, named or 0.0]
+        seconds = (self.budget_seconds, self.budget_seconds + since, named)
         left = min(each for each in seconds if each > 0)
         with self._lock:
             if self.notice is not None:
                 self.notice.deadline = min(self.notice.deadline, now + left)
                 return
-            notice = Notice(
-                cause=cause, received=now, deadline=now + left, is_dated=(named or 0.0) > 0
-            )
+            notice = Notice(cause=cause, received=now, deadline=now + left, is_dated=named > 0)
             self.notice, act = notice, self._when_noticed
         self._noticed.set()
         if act is not None:
@@ -183,15 +181,19 @@ class Interruption:
                         self.record(_CAUSES[number])
 
 
-def _seconds_to(name: str, notice_file: Path | None) -> float | None:
-    """Return the seconds until a time in the notice file; None if it has none."""
-    if notice_file is None:
-        return None
+def _seconds_in(notice_file: Path | None) -> tuple[float, float]:
+    """Return the seconds until the notice's time, and until the handler heard; 0 without one."""
+    record: Any = {}
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(notice_file.read_text()) if notice_file else {}
+    return _seconds_until(record, "time"), _seconds_until(record, "received_at")
+
+
+def _seconds_until(record: Any, name: str) -> float:
     try:
-        record = json.loads(notice_file.read_text())
         when = datetime.fromisoformat(record[name])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (ValueError, KeyError, TypeError):
+        return 0.0
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     return (when - datetime.now(UTC)).total_seconds()

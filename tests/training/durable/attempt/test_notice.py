@@ -153,10 +153,11 @@ def test_of_two_notices_at_once_one_counts(monkeypatch: pytest.MonkeyPatch, tmp_
     """The thread that signals wake, and the main thread that another rank has told."""
     together = threading.Barrier(2)
 
-    def read(name: str, path: Path | None) -> None:
+    def read(path: Path | None) -> tuple[float, float]:
         together.wait(60)
+        return 0.0, 0.0
 
-    monkeypatch.setattr("training.durable.attempt.notice._seconds_to", read)
+    monkeypatch.setattr("training.durable.attempt.notice._seconds_in", read)
     received: list[object] = []
     for _ in range(20):
         interruption = Interruption(budget_seconds=120)
