@@ -8,7 +8,7 @@ from contract.stack_names import training_id
 from stacks.guard import fleet
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
-from stacks.guard.reasons import Reason, reason_to_stop
+from stacks.guard.reasons import Reason, reason_to_stop, silence
 from stacks.guard.tick import CALL_SECONDS, DONE_STATES, Tick
 
 # The key of the note about a refused stop: sent once, until a stop succeeds.
@@ -228,15 +228,20 @@ def _why_end(tick: Tick, instance: StackInstance) -> str | None:
     if not instance.is_live:
         return "it is stopped, and its volumes are billed" if instance.is_stopped else None
     fleet_id, notice, now = tick.fleet_of(instance), tick.settings.notice_seconds, tick.now
-    since = tick.ledger.at_zero.get(fleet_id, now)
+    attempt = tick.ledger.attempts.get(instance.id)
     # Of a Spot fleet at zero, Spot instances get a notice, and as much time again here; on-demand
     # ones get none and would keep running.
-    if tick.capacity.get(fleet_id) == 0 and now - since > 2 * notice:
-        return f"its fleet ({fleet_id or 'gone'}) has been at zero for {now - since:.0f} s"
+    if tick.capacity.get(fleet_id) == 0:
+        at_zero = now - tick.ledger.at_zero.get(fleet_id, now)
+        if at_zero > 2 * notice:
+            return f"its fleet ({fleet_id or 'gone'}) has been at zero for {at_zero:.0f} s"
+        # A hung one would be in the way of a resume within these minutes.
+        silent = silence(tick, [attempt] if attempt and instance.is_on_demand else [])
+        if silent > tick.settings.heartbeat_timeout_seconds:
+            return f"its fleet is at zero, and it was last heard {silent:.0f} s ago"
     since = tick.ledger.unwanted.get(instance.id, now)
     if now - since > 2 * notice:
         return f"its fleet has had Spot capacity in its place for {now - since:.0f} s"
-    attempt = tick.ledger.attempts.get(instance.id)
     if attempt and attempt.failed and now - attempt.failed > notice:
         return f"it failed {now - attempt.failed:.0f} s ago and is still running: {attempt.said}"
     if tick.ledger.events_read == now and instance.id != (tick.head or {}).get("writer"):

@@ -1,5 +1,6 @@
 """The reasons to stop a run, each with advice: pure functions of what a call knows."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from contract.keys import HEAD
@@ -149,18 +150,22 @@ def _named(instance_id: str, attempt: MachineAttempt) -> str:
     return f"{instance_id} ({what})"
 
 
-def _silent(tick: Tick) -> Reason | None:
-    attempts = tick.ledger.attempts.values()
-    live = [max(each.launched, each.advanced) for each in attempts if each.is_live]
-    if tick.head is None or not live:
-        return None
+def silence(tick: Tick, attempts: Iterable[MachineAttempt]) -> float:
+    """Return for how many seconds nothing was heard of any of these machines; 0 if unknown."""
+    if tick.head is None:
+        return 0.0
     # A replacement gets the full timeout: it boots and syncs before its first heartbeat, and gets
     # it again whenever its boot has got something done, and after S3 was silent for the Guard too.
-    silence = tick.now - max(*live, tick.last_word, tick.ledger.blind_until)
-    if silence <= tick.settings.heartbeat_timeout_seconds:
+    signs = [max(each.launched, each.advanced) for each in attempts]
+    return tick.now - max(*signs, tick.last_word, tick.ledger.blind_until) if signs else 0.0
+
+
+def _silent(tick: Tick) -> Reason | None:
+    seconds = silence(tick, (each for each in tick.ledger.attempts.values() if each.is_live))
+    if seconds <= tick.settings.heartbeat_timeout_seconds:
         return None
     return Reason(
-        sentence=f"no heartbeat for {silence:.0f} s while an instance runs",
+        sentence=f"no heartbeat for {seconds:.0f} s while an instance runs",
         advice="The run's events and its logs say how far it got.",
     )
 

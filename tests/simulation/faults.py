@@ -205,7 +205,7 @@ _OF_GUARD: Mapping[str, Fault] = {
     "a new group left empty": _fault(fleet.ScalingGroups, "is_new", lambda _: False),
     "an ended group started again": _fault(fleet.ScalingGroups, "is_new", lambda _: True),
     "only Spot to zero": _text(
-        fleet.ScalingGroups, "send_to_zero", "in self.groups", "in self.groups[:1]", "in the end"
+        fleet.ScalingGroups, "send_to_zero", "in self.groups", "in self.groups[:1]", "max_hours"
     ),
 }  # fmt: skip
 # The trainer's.

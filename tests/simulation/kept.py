@@ -141,8 +141,8 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
               steps=200),
         ("machines left alone at the end",),
     ),
-    "a machine on demand that hangs, of groups": (
-        _plan(_at(0.5, "no capacity", seconds=20 * HOUR), _at(1.5, "hang"), deadline_hours=3.0,
+    "a machine on demand past max_hours, of groups": (
+        _plan(_at(0.5, "no capacity", seconds=20 * HOUR), deadline_hours=3.0, max_hours=1.5,
               steps=200, fleet="asg"),
         ("only Spot to zero",),
     ),

@@ -280,12 +280,13 @@ class QuietLooks(Event):
 
     def __init__(self, watcher: Any, disk: Disk) -> None:
         super().__init__()
-        self._watcher, self._disk, self.next = watcher, disk, 0.0
+        self._watcher, self._disk, self.next, self.due = watcher, disk, 0.0, 0.0
         self.is_idle, self._seen = False, -1
 
     def poke(self) -> None:
         """The folder has changed, or the program asks."""
-        if self.is_idle or self._watcher._commit_file.exists():
+        is_longer, self.next = self.next > self.due, min(self.next, self.due)
+        if self.is_idle or is_longer or self._watcher._commit_file.exists():
             self._wake()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -305,7 +306,7 @@ class QuietLooks(Event):
     def looked(self, following: float, seen: int) -> None:
         """Note a look, and when the next is due."""
         watcher = self._watcher
-        captured, found = watcher.captured, watcher._quiet.listing
+        captured, found, self.due = watcher.captured, watcher._quiet.listing, following
         is_new = watcher._uncaptured_since is not None or watcher._is_tentative
         has_grown = bool(captured and found and captured.files != found.files)
         self._seen, self.is_idle = seen, not is_new and not has_grown

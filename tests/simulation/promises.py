@@ -357,16 +357,10 @@ class Promised(World):
         ]
         return max(ends, default=0.0)
 
-    def _judge_stop(self, reason: str) -> None:
-        """Whether the world knows why."""
-        settings, live = (
-            self.guard,
-            [
-                each
-                for each in self.machines
-                if each.is_live or (each.ended and CLOCK.now - each.ended < 5 * MINUTE)
-            ],
-        )
+    def _judge_stop(self, reason: str, since: float) -> None:
+        """Whether the world knows why; a stop that began then has ended what ended since."""
+        settings = self.guard
+        live = [one for one in self.machines if one.is_live or (one.ended or 0.0) >= since]
         slack = 0.35 + 2 * len(self.machines) / 60
         healthy = [
             each.id for each in live

@@ -180,7 +180,7 @@ class Stack(Promised):
         process = Process(name="guard", clock_off=clock_off, supervisor=self, version=version)
 
         def act() -> None:
-            before = (self.target, self.is_cancelled)
+            before = (self.target, self.is_cancelled, CLOCK.now)
             self.facts["guard calls"] += 1
             try:
                 done = handler.respond(self.guard, event, CLOCK.now + process.clock_off)
@@ -204,7 +204,7 @@ class Stack(Promised):
         if any(f": {bug}" in why for bug in _BUGS):
             self.breaks("a bug in the Guard", why)
 
-    def _heard(self, done: dict[str, str], before: tuple[int, bool]) -> None:
+    def _heard(self, done: dict[str, str], before: tuple[int, bool, float]) -> None:
         if done["action"] in ("none",):
             return
         self.tell(f"the Guard: {done['action']}: {done['reason']}")
@@ -212,4 +212,4 @@ class Stack(Promised):
             self.stops.append((CLOCK.now, done["reason"]))
             # The older one had faults of its own, but reads what the newer one keeps.
             if CLOCK.process.version != OLDER or "can be read" in done["reason"]:
-                self._judge_stop(done["reason"])
+                self._judge_stop(done["reason"], before[2])

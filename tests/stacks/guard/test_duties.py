@@ -1,5 +1,7 @@
 """Instances that the Guard ends by itself: unwanted ones, and machines that could not end."""
 
+import re
+
 from stacks.guard.settings import quick_client
 from tests.stacks.guard.scene import SPOT, Scene
 
@@ -44,6 +46,21 @@ def test_what_the_guard_stops_itself_gets_the_same_time(scene: Scene) -> None:
     assert scene.tick(hours_later=GRACE_HOURS + 0.01)["action"] == "terminate"
     # A machine ends with its run.
     assert "It should have ended by itself" in scene.mails()[-1]
+
+
+def test_a_silent_machine_on_demand_is_not_in_the_way_of_a_resume(scene: Scene) -> None:
+    """It gets no notice that it could use: who resumed within minutes was stopped once more."""
+    scene.end(*scene.live())
+    hung = scene.start()
+    scene.head("running")
+    for hours in (0.0, 0.5, 0.9):
+        assert scene.tick(hours_later=hours)["action"] == "none"
+    done = scene.tick(hours_later=1.1)
+    assert done["action"] == "to-zero, terminate"
+    assert re.search(
+        rf"{hung}: its fleet is at zero, and it was last heard 39\d\d s", done["reason"]
+    )
+    assert scene.live() == []
 
 
 def test_an_instance_of_a_fleet_cancelled_by_hand_is_terminated(scene: Scene) -> None:
