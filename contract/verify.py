@@ -196,9 +196,10 @@ def _limits(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         ("hours", hours, tick),
     ):
         own = list(zip(attempts, billed, strict=True))
-        # A deploy or a person may start one beyond the limit, which has a tick to be seen.
+        # A deploy or a person may start one beyond the limit, which has a tick to be seen; where
+        # its end is not, one more is billed.
         late = [usd for each, usd in own if _billed_by(each["launched"], own) > limits[name]]
-        is_over = sum(billed) - sum(late) > limits[name] + more or max(late, default=0.0) > more
+        is_over = sum(billed) - sum(late) > limits[name] + more or max(late, default=0.0) > 2 * more
         if limits[name] and is_over:
             yield f"{sum(billed):.2f} {name} were billed, {limits[name]:g} allowed"
 

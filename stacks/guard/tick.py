@@ -263,7 +263,11 @@ class Tick:
             return
         steps = {each: (records.BOOT_STEP, events.steps.get(each, 0)) for each in live}
         known = self.ledger.attempts
-        self.given_up = {name: said for name, _, said in events.given_up if name in known}
+        # One that came and went while no call looked is not known, and has left the fleet at zero.
+        is_at_rest = since > 0 and self.ledger.stopped == self.now
+        self.given_up = {
+            name: said for name, _, said in events.given_up if is_at_rest or name in known
+        }
 
         def record(ledger: Ledger) -> None:
             ledger.record_failures(events.failures, self.now)

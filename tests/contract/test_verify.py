@@ -326,7 +326,7 @@ def test_the_heads_are_gone_through_once_however_many_notices_came() -> None:
     assert num_read == len(heads)
 
 
-@pytest.mark.parametrize(("minutes", "is_kept"), [(12, True), (18, False)])
+@pytest.mark.parametrize(("minutes", "is_kept"), [(12, True), (18, True), (31, False)])
 def test_a_machine_that_a_deploy_starts_beyond_the_limit_has_a_tick_to_be_seen(
     minutes: float, is_kept: bool
 ) -> None:

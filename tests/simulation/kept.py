@@ -245,6 +245,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
               _at(0.7, "takeback", seconds=120.0)),
         ("a run given up in silence",),
     ),
+    "a run given up while no Guard looked": (
+        _plan(_at(0.6, "new version", how="trainer", seconds=HOUR),
+              _at(0.65, "guard off", seconds=2.5 * HOUR), _at(0.7, "takeback", seconds=120.0)),
+        (),
+    ),
     "a head deleted before the first commit": (
         _plan(_at(0.15, "head deleted", seconds=4 * HOUR), step_seconds=300.0, steps=12),
         ("a generation is used again",),

@@ -164,6 +164,17 @@ def test_a_run_that_a_machine_gave_up_without_marking_it_is_told_once(scene: Sce
     assert scene.capacity() == len(scene.mails()) == 1
 
 
+def test_a_machine_that_came_and_gave_the_run_up_while_no_call_looked_is_told_of(
+    scene: Scene,
+) -> None:
+    scene.head("released")
+    scene.tick()
+    scene.set_capacity(0)
+    scene.failed("i-unseen", "head.json has format 6", name="head-not-marked")
+    scene.tick(hours_later=2)
+    assert scene.mails()[-1].startswith("i-unseen gave the run up")
+
+
 def test_a_stopped_machine_is_ended_for_its_volumes(scene: Scene) -> None:
     """By a person's poweroff or AWS's retirement: one on demand stops, and its disks stay."""
     left = scene.start()
