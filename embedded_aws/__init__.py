@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         is_disputed,
         replacing_paths,
     )
-    from embedded_aws.cloudformation.template import references
+    from embedded_aws.cloudformation.template import load_template, references
     from embedded_aws.event_bus import EventBus
     from embedded_aws.faults import Fault, FaultInjector
     from embedded_aws.front import Front
@@ -29,5 +29,6 @@ else:
 # fmt: off
 __all__ = [
     "Course", "EmbeddedAws", "EventBus", "Fault", "FaultInjector", "Front", "TrainingJob",
-    "create_only_values", "custom_name", "is_disputed", "references", "replacing_paths",
+    "create_only_values", "custom_name", "is_disputed", "load_template", "references",
+    "replacing_paths",
 ]

@@ -138,6 +138,7 @@ def _as_cloudformation_returns(head: Side) -> dict[str, StackSide]:
             template=json.loads(
                 json.dumps(stack.template, ensure_ascii=False).encode("ascii", "replace")
             ),
+            nested={},  # those that are deployed cannot be read
         )
         for name, stack in head.stacks.items()
     }

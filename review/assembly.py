@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.aws_errors import SettingsError, checked, explain, settings_checked
 from contract.stack_names import image_of
+from embedded_aws import load_template
+from review.spelling import as_list, number
 from sizing import PRICE_REGION
 
 # Besides the stacks' code, these packages decide what a template contains; in another app, also
@@ -53,6 +55,7 @@ class CannotReview(ValueError):
     """One side is not available; the message says which and why."""
 
 
+NESTED = "AWS::CloudFormation::Stack"
 SPOT_FLEET, GROUP = "AWS::EC2::SpotFleet", "AWS::AutoScaling::AutoScalingGroup"
 GUARD = "stacks.guard.handler.handler"  # the Handler of its function
 
@@ -80,10 +83,11 @@ class StackSide:
     certificate: str = ""  # what synth says of a program's
     image: str = ""  # of a deployed stack
     drift: str = ""  # how what is deployed differs from its template
+    nested: Mapping[str, Any] = field(default_factory=dict)  # resources of its nested stacks
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        return self.template.get("Resources") or {}
+        return {**(self.template.get("Resources") or {}), **self.nested}
 
     def of_type(self, name: str) -> list[Mapping[str, Any]]:
         """Return the properties of each resource of a type."""
@@ -95,25 +99,21 @@ class StackSide:
         """Its fleet, if it has one."""
         for each in self.of_type(SPOT_FLEET):
             config = each.get("SpotFleetRequestConfigData", {})
-            tried = [
-                override
-                for launch in config.get("LaunchTemplateConfigs") or []
-                for override in launch.get("Overrides") or []
-            ]
+            launches = as_list(config.get("LaunchTemplateConfigs"))
+            tried = [it for launch in launches for it in as_list(launch.get("Overrides"))]
             return FleetSide(
-                sizes=tuple(dict.fromkeys(str(each.get("InstanceType")) for each in tried)),
+                sizes=_sizes(tried),
                 subnets=tuple(each.get("SubnetId", "") for each in tried),
-                on_demand_base=int(config.get("OnDemandTargetCapacity") or 0),
+                on_demand_base=int(number(config.get("OnDemandTargetCapacity"))),
             )
         for each in self.of_type(GROUP):
             launch = (each.get("MixedInstancesPolicy") or {}).get("LaunchTemplate") or {}
             guards = [variables_of(one) for one in self.of_type("AWS::Lambda::Function")]
+            bases = [int(number(one.get("ON_DEMAND_BASE"))) for one in guards]
             return FleetSide(
-                sizes=tuple(one["InstanceType"] for one in launch.get("Overrides") or []),
-                subnets=tuple(each.get("VPCZoneIdentifier") or ()),
-                on_demand_base=max(
-                    (int(one.get("ON_DEMAND_BASE", 0)) for one in guards), default=0
-                ),
+                sizes=_sizes(as_list(launch.get("Overrides"))),
+                subnets=tuple(as_list(each.get("VPCZoneIdentifier"))),
+                on_demand_base=max(bases, default=0),
             )
         return None
 
@@ -143,6 +143,11 @@ class CdkDiff:
     destructive: Mapping[str, str]
 
 
+def _sizes(overrides: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what overrides name; those with requirements name none."""
+    return tuple(dict.fromkeys(str(each.get("InstanceType", "?")) for each in overrides))
+
+
 def variables_of(function: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the environment variables of a function's properties."""
     variables = (function.get("Environment") or {}).get("Variables")
@@ -170,6 +175,7 @@ def read_assembly(folder: Path, name: str, head: Side | None = None) -> Side:
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
             certificate=_certificate(place, artifact),
         )
+        side = replace(side, nested=_nested(place, side.resources))
         found.append(side)
     num = Counter(each.name for each in found)
     known = {(each.name, each.region): key for key, each in head.stacks.items()} if head else {}
@@ -189,6 +195,20 @@ def _stacks_of(folder: Path) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
             yield from _stacks_of(folder / artifact["properties"]["directoryName"])
         elif artifact["type"] == "aws:cloudformation:stack":
             yield folder, artifact.get("displayName", construct_id), artifact
+
+
+def _nested(folder: Path, resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the nested stacks among resources contain, under ids that begin with theirs."""
+    found: dict[str, Any] = {}
+    for name, each in resources.items():
+        file = (each.get("Metadata") or {}).get("aws:asset:path")
+        if each["Type"] == NESTED and file:
+            text = (folder / file).read_text(encoding="utf-8")
+            for inner in json.loads(text)["Resources"]:
+                text = text.replace(f'"{inner}"', f'"{name}.{inner}"')
+            inside = json.loads(text)["Resources"]
+            found |= {**inside, **_nested(folder, inside)}
+    return found
 
 
 def _certificate(folder: Path, artifact: Mapping[str, Any]) -> str:
@@ -217,7 +237,7 @@ def _session() -> boto3.session.Session:
 def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> None:
     """Run the CDK CLI of `checkout` on its own app."""
     _require_app(checkout, name)
-    command = ["npx", "--no-install", "cdk", "synth", "--quiet", "--no-notices"]
+    command = ["npx", "--no-install", "cdk", "synth", "--quiet", "--no-notices", "--asset-metadata"]
     for item in context:
         if "=" not in item:
             raise CannotReview(f"-c {item} is not NAME=VALUE")
@@ -323,6 +343,8 @@ def deployed(head: Side) -> Side:
             own = {"StackName": stack.name or name}
             try:
                 (described,) = client.describe_stacks(**own)["Stacks"]
+                if described["StackStatus"] == "REVIEW_IN_PROGRESS":  # a change set, and no more
+                    continue
                 body = client.get_template(**own, TemplateStage="Original")["TemplateBody"]
             except ClientError as error:
                 if "does not exist" in str(error):
@@ -330,7 +352,7 @@ def deployed(head: Side) -> Side:
                     continue
                 raise
             stacks[name] = StackSide(
-                template=body if isinstance(body, Mapping) else json.loads(body),
+                template=body if isinstance(body, Mapping) else load_template(body),
                 region=stack.region,
                 is_protected=bool(described.get("EnableTerminationProtection")),
                 image=image_of(described),

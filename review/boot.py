@@ -11,7 +11,7 @@ from embedded_aws import references
 from review.assembly import Side, StackSide
 from review.changes import Effect, exports_of, imports_of
 from review.run_effects import read_run_env
-from review.spelling import path_of
+from review.spelling import as_list, number, path_of
 
 _EVERYWHERE = ("0.0.0.0/0", "::/0")
 _ANY = {"IpProtocol": "-1", "CidrIp": _EVERYWHERE[0]}
@@ -42,12 +42,13 @@ def _missing(side: Side, name: str) -> Iterator[tuple[str, str]]:
             lacks.append("without HttpEndpoint it has no credentials")
         if not read_run_env(stack):
             lacks.append("its boot script writes no run.env")
-        cards = data.get("NetworkInterfaces") or []
+        cards = as_list(data.get("NetworkInterfaces"))
         groups = [data.get("SecurityGroupIds"), *(each.get("Groups") for each in cards)]
         named = _named(groups) & stack.resources.keys()
         rules = stack.of_type("AWS::EC2::SecurityGroupEgress")
         for group in named:  # one without a list lets everything out
-            rules += stack.resources[group]["Properties"].get("SecurityGroupEgress", [_ANY])
+            egress = stack.resources[group]["Properties"].get("SecurityGroupEgress", _ANY)
+            rules += as_list(egress)
         if named and not any(map(_lets_https_out, rules)):
             lacks.append("its security group lets no HTTPS out")
         yield from (("LaunchTemplate", why) for why in lacks)
@@ -60,9 +61,9 @@ def _missing(side: Side, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _lets_https_out(rule: Mapping[str, Any]) -> bool:
-    is_wide = {rule.get("CidrIp"), rule.get("CidrIpv6")} & {*_EVERYWHERE}
-    is_in = int(rule.get("FromPort", 0)) <= 443 <= int(rule.get("ToPort", 65535))
-    return bool(is_wide) and is_in and str(rule.get("IpProtocol")) in ("-1", "tcp", "6")
+    is_wide = any(rule.get(each) in _EVERYWHERE for each in ("CidrIp", "CidrIpv6"))
+    is_in = number(rule.get("FromPort")) <= 443 <= number(rule.get("ToPort"), 65535)
+    return is_wide and is_in and str(rule.get("IpProtocol")) in ("-1", "tcp", "6")
 
 
 def _named(value: object) -> set[str]:

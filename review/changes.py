@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from embedded_aws import create_only_values, is_disputed, references, replacing_paths
-from review.assembly import Side, StackSide
+from review.assembly import NESTED, Side, StackSide
 from review.spelling import leaves, path_of, spell
 
 Action = Literal["added", "changed", "may be replaced", "replaced", "removed"]
@@ -79,7 +79,7 @@ def _parts(side: StackSide) -> dict[str, Any]:
     kept = {"Resources", "Outputs", "Metadata", "Rules"}  # plain outputs only inform
     properties = {name: each for name, each in side.template.items() if name not in kept}
     properties |= {"exports": exports_of(side), "TerminationProtection": side.is_protected}
-    itself = {"Type": "AWS::CloudFormation::Stack", "Properties": properties,
+    itself = {"Type": NESTED, "Properties": properties,
               "Metadata": {"aws:cdk:path": "/(the stack)"}}  # fmt: skip
     return {**side.resources, "(the stack)": itself} if side.template else {}
 
@@ -144,9 +144,7 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
             why[name] = f"its type was {old[name]['Type']}"
             continue
         paths = replacing_paths(
-            new[name]["Type"],
-            old[name].get("Properties") or {},
-            new[name].get("Properties") or {},
+            new[name]["Type"], old[name].get("Properties") or {}, new[name].get("Properties") or {}
         )
         if paths:
             named, type_ = ", ".join(".".join(path) for path in paths), new[name]["Type"]

@@ -68,7 +68,7 @@ def _items(found: Sequence[Effect]) -> Iterable[str]:
         where = [_code(f"{each.stack}/{each.path}".strip("/"))] if each.stack else []
         places.setdefault(replace(each, stack="", path=""), []).extend(where)
     for each, paths in places.items():
-        what = _code(each.what) if each.kind == "security" else each.what
+        what = _code(each.what) if each.kind == "security" else each.what.replace("<", "&lt;")
         place = f"**{', '.join(paths)}**: " if paths else ""
         instead = f". Instead: {each.instead}." if each.instead else ""
         accept = f" To accept it: `--accept {each.accept}`." if each.accept else ""
@@ -77,14 +77,9 @@ def _items(found: Sequence[Effect]) -> Iterable[str]:
 
 def _costs(review: Review) -> Iterable[str]:
     yield "\n### Cost and run time\n"
-    yield from _table(
-        ("", "before", "after", ""),
-        (
-            (row.name, _cell(row.before), _cell(row.after), _cell(row.difference))
-            for row in review.costs
-            if row.difference or row.is_headline
-        ),
-    )
+    shown = [row for row in review.costs if row.difference or row.is_headline]
+    cells = ((it.name, _cell(it.before), _cell(it.after), _cell(it.difference)) for it in shown)
+    yield from _table(("", "before", "after", ""), cells)
     if not any(row.difference for row in review.costs):
         yield "\nNone of this changes."
     yield f"\n<sub>{review.prices}. Not included: {LEFT_OUT}.</sub>"

@@ -5,12 +5,14 @@ us-east-1's. Costs that a template does not show (S3 storage, log volume, custom
 instance runs, transfer) are left out, as the comment states.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any
 
 from review.assembly import FleetSide, Side, StackSide
+from review.spelling import as_list, number
 from sizing import PRICE_REGION, catalogue, service_prices
 
 LEFT_OUT = "S3, log volume, custom metrics while an instance runs, transfer, jobs on SageMaker"
@@ -18,11 +20,24 @@ NOT_PREDICTED = "not predicted on this side"
 # The Guard reads a few objects and calls EC2 three times; modelled, not measured.
 _GUARD_SECONDS = 2.0
 _GUARD_MINUTES = 10
+_MONTH = service_prices.HOURS_PER_MONTH
+_USD_PER_MONTH = {
+    "CloudWatch::CompositeAlarm": service_prices.COMPOSITE_ALARM_USD_PER_MONTH,
+    "CloudWatch::Dashboard": service_prices.DASHBOARD_USD_PER_MONTH,
+    "EC2::EIP": service_prices.PUBLIC_IPV4_USD_PER_HOUR * _MONTH,
+    "EC2::NatGateway": service_prices.NAT_GATEWAY_USD_PER_HOUR * _MONTH,
+    "KMS::Key": service_prices.KMS_KEY_USD_PER_MONTH,
+}
+# What costs nothing while it exists, what LEFT_OUT names, and what the hour has.
+_FREE = re.compile(
+    "(IAM|SSM|Events|SNS|SQS|Logs|S3|Batch|CDK|CloudFormation|ECR|AutoScaling|CloudWatch|Lambda)::|"
+    "Custom::|KMS::Alias|EC2::(?!Instance|Host|TransitGateway|VPN|ClientVpn|Capacity|EC2Fleet|IPAM)"
+)
 _Find = Callable[..., catalogue.Price]
 _MARKETS: Mapping[str, _Find] = {"Spot": catalogue.spot_price, "on demand": catalogue.hourly_price}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CostRow:
     """One row of the cost table."""
 
@@ -46,12 +61,14 @@ def cost_rows(base: Side, head: Side) -> list[CostRow]:
     for name in sorted({*idle_old, *idle_new}):
         amounts = idle_old.get(name, 0.0), idle_new.get(name, 0.0)
         rows.append(_money_row(f"idle: {name}, $/month", *amounts))
-    rows.append(
-        _money_row(
-            "**a month with the fleet at zero**, $", sum(idle_old.values()), sum(idle_new.values())
-        )
-    )
-    return rows
+    unpriced = _unpriced(base), _unpriced(head)
+    for name in sorted({*unpriced[0], *unpriced[1]}):
+        had, has = (each.get(name, []) for each in unpriced)
+        if had != has:
+            what = f"idle: {name}, for which there is **no price** here"
+            rows.append(CostRow(what, str(len(had)), str(len(has)), "changed"))
+    both = (sum(each.values()) for each in (idle_old, idle_new))
+    return [*rows, _money_row("**a month with the fleet at zero**, $", *both)]
 
 
 def _pairs(base: Side, head: Side) -> list[tuple[str, StackSide | None, StackSide | None]]:
@@ -88,54 +105,46 @@ def plan_warnings(head: Side) -> list[str]:
 def idle_usd_per_month(side: Side) -> dict[str, float]:
     """Return the monthly cost of all stacks without an instance, by resource type."""
     dollars: dict[str, float] = {}
-    for stack in side.stacks.values():
-        for resource in stack.resources.values():
-            if usd := _resource_usd_per_month(resource):
-                name = resource["Type"].removeprefix("AWS::")
-                dollars[name] = dollars.get(name, 0.0) + usd
+    for name, each in _resources(side):
+        if usd := _resource_usd_per_month(name, each):
+            dollars[name] = dollars.get(name, 0.0) + usd
     return dollars
 
 
-def _resource_usd_per_month(resource: Mapping[str, Any]) -> float:
-    properties = resource.get("Properties") or {}
-    match resource["Type"]:
-        case "AWS::CloudWatch::Alarm":
-            periods = [properties.get("Period", 60)]
-            periods += [
-                each.get("MetricStat", {}).get("Period", 60)
-                for each in properties.get("Metrics", [])
-            ]
-            is_fine = min(map(float, periods)) < 60
-            metrics = sum("MetricStat" in each for each in properties.get("Metrics", [])) or 1
-            price = service_prices.ALARM_USD_PER_MONTH
-            if is_fine:
-                price = service_prices.HIGH_RESOLUTION_ALARM_USD_PER_MONTH
-            return metrics * price
-        case "AWS::CloudWatch::CompositeAlarm":
-            return service_prices.COMPOSITE_ALARM_USD_PER_MONTH
-        case "AWS::CloudWatch::Dashboard":
-            return service_prices.DASHBOARD_USD_PER_MONTH
-        case "AWS::KMS::Key":
-            return service_prices.KMS_KEY_USD_PER_MONTH
-        case "AWS::EC2::NatGateway":
-            return service_prices.NAT_GATEWAY_USD_PER_HOUR * service_prices.HOURS_PER_MONTH
-        case "AWS::EC2::VPCEndpoint" if properties.get("VpcEndpointType") == "Interface":
-            zones = len(properties.get("SubnetIds") or [1])
-            return (
-                zones
-                * service_prices.INTERFACE_ENDPOINT_USD_PER_HOUR
-                * service_prices.HOURS_PER_MONTH
-            )
-        case "AWS::EC2::Volume":
-            return service_prices.HOURS_PER_MONTH * _volume_usd(properties, "Size")
-        case "AWS::Lambda::Function":
-            calls = service_prices.HOURS_PER_MONTH * 60 / _GUARD_MINUTES
-            gb_seconds = calls * _GUARD_SECONDS * float(properties.get("MemorySize", 128)) / 1024
-            return (
-                calls * service_prices.LAMBDA_USD_PER_REQUEST
-                + gb_seconds * service_prices.LAMBDA_ARM_USD_PER_GB_SECOND
-            )
-    return 0.0
+def _unpriced(side: Side) -> dict[str, list[Any]]:
+    """Return what may cost something in an idle month, but has no price here, by type."""
+    found: dict[str, list[Any]] = {}
+    for name, each in _resources(side):
+        if not (_FREE.match(name) or _resource_usd_per_month(name, each)):
+            found.setdefault(name, []).append(each)
+    return found
+
+
+def _resources(side: Side) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for stack in side.stacks.values():
+        for each in stack.resources.values():
+            yield each["Type"].removeprefix("AWS::"), each.get("Properties") or {}
+
+
+def _resource_usd_per_month(name: str, properties: Mapping[str, Any]) -> float:
+    match name:
+        case "CloudWatch::Alarm":
+            metrics = [it["MetricStat"] for it in as_list(properties.get("Metrics"))
+                       if "MetricStat" in it] or [properties]  # fmt: skip
+            if any(number(each.get("Period"), 60) < 60 for each in metrics):
+                return len(metrics) * service_prices.HIGH_RESOLUTION_ALARM_USD_PER_MONTH
+            return len(metrics) * service_prices.ALARM_USD_PER_MONTH
+        case "EC2::VPCEndpoint" if properties.get("VpcEndpointType") == "Interface":
+            zones = len(as_list(properties.get("SubnetIds"))) or 1
+            return zones * _MONTH * service_prices.INTERFACE_ENDPOINT_USD_PER_HOUR
+        case "EC2::Volume":
+            return _MONTH * _volume_usd(properties, "Size")
+        case "Lambda::Function":
+            calls = _MONTH * 60 / _GUARD_MINUTES
+            gb_seconds = calls * _GUARD_SECONDS * number(properties.get("MemorySize"), 128) / 1024
+            usd = calls * service_prices.LAMBDA_USD_PER_REQUEST
+            return usd + gb_seconds * service_prices.LAMBDA_ARM_USD_PER_GB_SECOND
+    return _USD_PER_MONTH.get(name, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +165,7 @@ class _Hour:
         if stack is None or not data:
             return None
         fleet, region = stack.fleet or FleetSide(), stack.region
-        disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
+        disks = [it["Ebs"] for it in as_list(data.get("BlockDeviceMappings")) if "Ebs" in it]
         # Our own subnets assign public addresses; existing ones, given by id, count as private.
         is_public = any(not isinstance(each, str) for each in fleet.subnets)
         size = str(data.get("InstanceType", "-"))
@@ -167,7 +176,7 @@ class _Hour:
             volumes=" + ".join(map(_volume, disks)) or "-",
             volumes_usd=_factor(size, region) * sum(map(_volume_usd, disks)),
             initialization_usd=sum(
-                service_prices.initialization_usd(float(disk.get("VolumeInitializationRate") or 0))
+                service_prices.initialization_usd(number(disk.get("VolumeInitializationRate")))
                 for disk in disks
             ),
             address_usd=service_prices.PUBLIC_IPV4_USD_PER_HOUR if is_public else 0.0,
@@ -187,54 +196,47 @@ class _Hour:
         prices = [price for find in _MARKETS.values() if (price := self.price(find))]
         return ", ".join(dict.fromkeys(f"{price.basis} of {price.day}" for price in prices))
 
+    def instance(self, find: _Find) -> float | None:
+        return price.usd_per_hour if (price := self.price(find)) else None
+
     def total(self, find: _Find) -> float | None:
-        price = self.price(find)
-        if price is None:
-            return None
-        return price.usd_per_hour + self.volumes_usd + self.address_usd
+        usd = self.instance(find)
+        return None if usd is None else usd + self.volumes_usd + self.address_usd
+
+    def bought(self) -> float | None:
+        return self.total(_MARKETS["on demand" if self.fleet.on_demand_base else "Spot"])
 
 
 def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
     def both(read: Callable[[_Hour], Any]) -> list[Any]:
         return [read(hour) if hour else None for hour in (old, new)]
 
-    rows = [
-        _text_row("size", *both(lambda hour: hour.size)),
-        _text_row("sizes the fleet may launch", *both(lambda hour: " ".join(hour.fleet.sizes))),
-        _text_row("on-demand base", *both(lambda hour: str(hour.fleet.on_demand_base))),
-        _text_row("volumes", *both(lambda hour: hour.volumes)),
-    ]
+    texts: dict[str, Callable[[_Hour], str]] = {
+        "size": lambda it: it.size,
+        "sizes the fleet may launch": lambda it: " ".join(it.fleet.sizes),
+        "on-demand base": lambda it: str(it.fleet.on_demand_base),
+        "volumes": lambda it: it.volumes,
+    }
+    amounts: dict[str, Callable[[_Hour], float | None]] = {}
     for name, find in _MARKETS.items():
         prices = both(methodcaller("price", find))
         bases = " → ".join(dict.fromkeys(price.basis for price in prices if price))
-        rows += [
-            _money_row(
-                f"instance, {name}, $/h ({bases})",
-                *(price.usd_per_hour if price else None for price in prices),
-            ),
-            _money_row(
-                f"dearest size it may launch, {name}, $/h",
-                *both(methodcaller("dearest", find)),
-            ),
-        ]
-    rows += [
-        _money_row("volumes, $/h", *both(lambda hour: hour.volumes_usd)),
-        _money_row(
-            f"loading the root volume ({service_prices.IMAGE_GIB} GiB), $ per machine booted",
-            *both(lambda hour: hour.initialization_usd),
-        ),
-        _money_row("public IPv4, $/h", *both(lambda hour: hour.address_usd)),
+        amounts[f"instance, {name}, $/h ({bases})"] = methodcaller("instance", find)
+        amounts[f"dearest size it may launch, {name}, $/h"] = methodcaller("dearest", find)
+    loading = f"loading the root volume ({service_prices.IMAGE_GIB} GiB), $ per machine booted"
+    amounts |= {
+        "volumes, $/h": lambda it: it.volumes_usd,
+        loading: lambda it: it.initialization_usd,
+        "public IPv4, $/h": lambda it: it.address_usd,
+    }
+    for name, find in _MARKETS.items():
+        amounts[f"**an hour of training, {name}**, $/h"] = methodcaller("total", find)
+    if any(both(lambda it: it.fleet.on_demand_base)):
+        amounts["an hour as the fleet buys it, $"] = _Hour.bought
+    return [
+        *(_text_row(name, *both(read)) for name, read in texts.items()),
+        *(_money_row(name, *both(read)) for name, read in amounts.items()),
     ]
-    rows += [
-        _money_row(f"**an hour of training, {name}**, $/h", *both(methodcaller("total", find)))
-        for name, find in _MARKETS.items()
-    ]
-    if any(both(lambda hour: hour.fleet.on_demand_base)):
-        usd = both(
-            lambda it: it.total(_MARKETS["on demand" if it.fleet.on_demand_base else "Spot"])
-        )
-        rows.append(_money_row("an hour as the fleet buys it, $", *usd))
-    return rows
 
 
 _HEADLINES = (
@@ -273,15 +275,10 @@ def _plan_rows(*sides: StackSide | None) -> list[CostRow]:
     figures = [_with_deadline(plan or {}) for plan in (old, new)]
     for key, name in _PLAN_KEYS:
         before, after = (each.get(key) for each in figures)
-        rows.append(
-            CostRow(
-                name=name,
-                before=_predicted(before) if old else NOT_PREDICTED,
-                after=_predicted(after) if new else NOT_PREDICTED,
-                difference=_percent(before, after) if old and new else "",
-                is_headline=name in _HEADLINES,
-            )
-        )
+        was = _predicted(before) if old else NOT_PREDICTED
+        comes = _predicted(after) if new else NOT_PREDICTED
+        difference = _percent(before, after) if old and new else ""
+        rows.append(CostRow(name, was, comes, difference, name in _HEADLINES))
     return rows
 
 
@@ -323,20 +320,18 @@ def _factor(size: str, region: str) -> float:
 
 
 def _volume_usd(disk: Mapping[str, Any], size: str = "VolumeSize") -> float:
-    names = (size, "Iops", "Throughput")
-    return service_prices.gp3_usd_per_hour(*(float(disk.get(name) or 0) for name in names))
+    gib, iops, speed = (number(disk.get(name)) for name in (size, "Iops", "Throughput"))
+    return service_prices.ebs_usd_per_hour(gib, iops, speed, str(disk.get("VolumeType", "gp2")))
 
 
 def _text_row(name: str, before: str | None, after: str | None) -> CostRow:
-    return CostRow(name=name, before=before or "-", after=after or "-",
-               difference="" if before == after else "changed",
-               is_headline=name in _HEADLINES)  # fmt: skip
+    difference = "" if before == after else "changed"
+    return CostRow(name, before or "-", after or "-", difference, name in _HEADLINES)
 
 
 def _money_row(name: str, before: float | None, after: float | None) -> CostRow:
-    shown = [f"{value:.4f}" if value is not None else "-" for value in (before, after)]
-    return CostRow(name=name, before=shown[0], after=shown[1], difference=_percent(before, after),
-               is_headline=name.startswith(("**", "dearest")))  # fmt: skip
+    was, comes = (f"{value:.4f}" if value is not None else "-" for value in (before, after))
+    return CostRow(name, was, comes, _percent(before, after), name.startswith(("**", "dearest")))
 
 
 def _percent(before: object, after: object) -> str:

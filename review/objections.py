@@ -11,7 +11,7 @@ from typing import Any
 from embedded_aws import custom_name, references
 from review.assembly import Side
 from review.changes import Change, Effect, exports_of, imports_of
-from review.spelling import path_of, short, spell
+from review.spelling import as_list, number, path_of, short, spell
 
 # Resources whose content cannot be recreated.
 STATEFUL = {
@@ -101,7 +101,7 @@ def _kept_less(change: Change, kind: str) -> Iterator[Effect]:
             )
     for path, old, new in change.differences():
         what = f"{path} of the {kind} goes from {short(old)} to {short(new)}"
-        if _TIMES.search(path) and _days(new) < _days(old):
+        if _TIMES.search(path) and number(new, math.inf) < number(old, math.inf):
             what += ": its content is deleted for good that much sooner"
             yield change.effect("loss", what, f"keep {short(old)}", "retention")
         elif _is_on(old, path) and not _is_on(new, path) and not _TOLD.search(path):
@@ -110,28 +110,24 @@ def _kept_less(change: Change, kind: str) -> Iterator[Effect]:
             yield change.effect("loss", what, f"keep {path}")
 
 
-def _days(value: object) -> float:
-    return float(str(value)) if re.fullmatch(r"[\d.]+", str(value)) else math.inf
-
-
 def _is_on(value: object, path: str) -> bool:
     return str(value).lower() in ("true", "enabled") or (value is None and path == "Enabled")
 
 
 def _ends(bucket: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield what the bucket's lifecycle ends, under which keys, and after how many days."""
-    for rule in (bucket.get("LifecycleConfiguration") or {}).get("Rules") or []:
+    for rule in as_list((bucket.get("LifecycleConfiguration") or {}).get("Rules")):
         if rule.get("Status") != "Enabled":
             continue
         scope = spell([rule[each] for each in ("Prefix", "TagFilters", "Filter") if rule.get(each)])
         if "ExpirationInDays" in rule or "ExpirationDate" in rule:
-            yield ("deletes current objects", scope), float(rule.get("ExpirationInDays", 0))
+            yield ("deletes current objects", scope), number(rule.get("ExpirationInDays"))
         if days := (rule.get("NoncurrentVersionExpiration") or {}).get("NoncurrentDays"):
-            yield (_VERSIONS, scope), float(days)
-        for each in rule.get("Transitions") or []:
+            yield (_VERSIONS, scope), number(days)
+        for each in as_list(rule.get("Transitions")):
             if (to := each.get("StorageClass")) in ("GLACIER", "DEEP_ARCHIVE"):
                 what = f"moves current objects to {to}, where nothing can read them,"
-                yield (what, scope), float(each.get("TransitionInDays", 0))
+                yield (what, scope), number(each.get("TransitionInDays"))
 
 
 def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:

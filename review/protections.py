@@ -14,7 +14,7 @@ from review.assembly import GUARD, Side
 from review.changes import Change, Effect
 from review.run_effects import has_deadline
 from review.security import DOCUMENTS, permissions, sentences
-from review.spelling import short, spell
+from review.spelling import as_list, number, short, spell
 
 PROTECTIONS = (
     *("alarms", "guard", "imdsv1", "public", "permissions", "encryption", "retention", "boot"),
@@ -88,9 +88,9 @@ def _idle(change: Change, changes: Sequence[Change], base: Side) -> _Weakened:
     same = ["Handler"] if "Handler" in old else [key for key in old if "Description" not in key]
     if _works(acts, new):
         for key in ("Timeout", "MemorySize") if "Handler" in old else ():
-            if (after := new.get(key, 0)) < (before := old.get(key, 0)):
-                how = f"gets a {key} of {after}, no longer {before}: a call may be cut off half-way"
-                yield f"{what} {how}", f"keep {before}", name
+            if (after := number(new.get(key))) < (before := number(old.get(key))):
+                how = f"gets a {key} of {after:g}, no longer {before:g}: a call may be cut off"
+                yield f"{what} {how}", f"keep {before:g}", name
         if old.get("TreatMissingData") == "breaching" != new.get("TreatMissingData"):
             yield f"{what} no longer fires where nothing reports", "keep it breaching", name
     elif not any(
@@ -123,8 +123,8 @@ def _deaf(change: Change, base: Side, head: Side) -> _Weakened:
 
 def _heard(pattern: Any, path: str = "") -> dict[str, set[str]]:
     """Return the values that a pattern accepts, by the path of the event's field."""
-    if isinstance(pattern, list):
-        return {path: {spell(each) for each in pattern}}
+    if not isinstance(pattern, Mapping):
+        return {path: {spell(each) for each in as_list(pattern)}}
     return {
         key: values
         for name, inner in pattern.items()
@@ -134,7 +134,7 @@ def _heard(pattern: Any, path: str = "") -> dict[str, set[str]]:
 
 def _minutes(expression: str) -> float:
     """Return the time between two calls; a schedule that is no rate counts as the slowest."""
-    found = re.fullmatch(r"rate\((\d+) (minute|hour|day)s?\)", expression)
+    found = re.fullmatch(r"rate\((\d+) (minute|hour|day)s?\)", spell(expression))
     return float(found[1]) * _MINUTES[found[2]] if found else math.inf
 
 
@@ -192,9 +192,7 @@ def _wants_token(template: Mapping[str, Any]) -> bool:
 def _public(document: Any) -> dict[str, Any]:
     """Return the document with only the statements that S3 calls public."""
     document = json.loads(document) if isinstance(document, str) else document or {}
-    statements = document.get("Statement") or []
-    listed = statements if isinstance(statements, list) else [statements]
-    return {"Statement": [each for each in listed if _is_public(each)]}
+    return {"Statement": [each for each in as_list(document.get("Statement")) if _is_public(each)]}
 
 
 def _is_public(statement: Mapping[str, Any]) -> bool:
@@ -206,7 +204,7 @@ def _is_public(statement: Mapping[str, Any]) -> bool:
     return not any(
         _NARROWING.fullmatch(key) and "*" not in spell(value)
         for operator, keys in (statement.get("Condition") or {}).items()
-        if "Not" not in operator and not operator.endswith("IfExists")
+        if not re.search("Not|^Fn::|IfExists$", operator)
         for key, value in keys.items()
     )
 

@@ -11,7 +11,7 @@ from typing import cast
 from contract.run_env import Name
 from review.assembly import GROUP, SPOT_FLEET, Side, StackSide, variables_of
 from review.changes import Change
-from review.spelling import short, spell
+from review.spelling import as_list, number, short, spell
 from sizing import catalogue
 
 # The first attempt wrote these into config.json: a replacement refuses another value by name.
@@ -172,7 +172,7 @@ def _is_fleet(change: Change) -> bool:
 def _requests(fleet: Change) -> bool:
     """Whether the deploy makes the fleet request its machine."""
     config = fleet.new_properties.get("SpotFleetRequestConfigData") or {}
-    return bool(config.get("TargetCapacity") or int(fleet.new_properties.get("MaxSize", 0)))
+    return bool(config.get("TargetCapacity") or number(fleet.new_properties.get("MaxSize")))
 
 
 def _next_attempt(
@@ -233,7 +233,7 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
 
 def _orphans(head: StackSide) -> Iterator[str]:
     for data in head.launch_templates:
-        for disk in data.get("BlockDeviceMappings") or []:
+        for disk in as_list(data.get("BlockDeviceMappings")):
             # EC2 keeps every volume but the root by default.
             if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
                 yield (
@@ -253,7 +253,7 @@ def _gpus_of_fleet(side: StackSide) -> set[str]:
 def _key(side: StackSide) -> str:
     """Return the key of the machines' volumes, which is also the buckets'."""
     for data in side.launch_templates:
-        if disks := data.get("BlockDeviceMappings"):
+        if disks := as_list(data.get("BlockDeviceMappings")):
             return spell((disks[0].get("Ebs") or {}).get("KmsKeyId", ""))
     return ""
 
@@ -300,7 +300,7 @@ def _limit_effects(change: Change) -> Iterator[str]:
             yield f"**A limit is removed**: the Guard no longer stops the run at {was}."
         elif before == _NONE:
             yield f"{text} now; there was no such limit. What the run has used so far counts."
-        elif float(after) < float(before):
+        elif number(after) < number(before):
             yield (
                 f"**{text}, no longer {was}**: a run that has used more goes to "
                 "zero within ten minutes. It saves, and a deploy with a higher limit resumes it."

@@ -14,7 +14,7 @@ from embedded_aws import references
 from review.assembly import GUARD, Side
 from review.changes import Change, Effect
 from review.run_effects import read_run_env
-from review.spelling import leaves, short, spell
+from review.spelling import as_list, leaves, short, spell
 
 # The property with the policy document, by resource type; of all others it is PolicyDocument.
 DOCUMENTS = {
@@ -104,7 +104,7 @@ def permissions(document: Any) -> set[Permission]:
         return {Permission(effect="Allow", principal="", condition="", resource="",
                            action=spell(document))}  # fmt: skip
     return {
-        each for statement in _listed(document["Statement"]) for each in _permissions_of(statement)
+        each for statement in as_list(document["Statement"]) for each in _permissions_of(statement)
     }
 
 
@@ -128,7 +128,7 @@ def _principals(statement: Mapping[str, Any]) -> Iterator[str]:
         given = statement.get(key)
         if isinstance(given, Mapping) and not any(name.startswith("Fn::") for name in given):
             for kind, names in given.items():
-                yield from (f"{negation}{kind} {spell(name)}" for name in _listed(names))
+                yield from (f"{negation}{kind} {spell(name)}" for name in as_list(names))
         elif given is not None:
             yield f"{negation}{spell(given)}"
     if "Principal" not in statement and "NotPrincipal" not in statement:
@@ -137,9 +137,9 @@ def _principals(statement: Mapping[str, Any]) -> Iterator[str]:
 
 def _either(statement: Mapping[str, Any], name: str, inverse: str, negation: str) -> list[str]:
     if name in statement:
-        return [spell(each) for each in _listed(statement[name])]
+        return [spell(each) for each in as_list(statement[name])]
     # The meaning of NotAction depends on all its items together.
-    return [negation + spell(_listed(statement[inverse]))] if inverse in statement else [""]
+    return [negation + spell(as_list(statement[inverse]))] if inverse in statement else [""]
 
 
 def sentences(found: Iterable[Permission]) -> list[str]:
@@ -166,10 +166,6 @@ def sentences(found: Iterable[Permission]) -> list[str]:
         )
         for (effect, principal, condition, action), listed in resources.items()
     ]
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def find_security_changes(base: Side, head: Side, changes: Sequence[Change]) -> list[Effect]:
@@ -316,7 +312,7 @@ def _granted(resource: Mapping[str, Any] | None) -> set[Permission]:
     """Return what a resource's documents say."""
     properties = (resource or {}).get("Properties") or {}
     name = DOCUMENTS.get(str((resource or {}).get("Type")), "PolicyDocument")
-    inline = [each.get("PolicyDocument") for each in properties.get("Policies") or []]
+    inline = [each.get("PolicyDocument") for each in as_list(properties.get("Policies"))]
     return {it for document in [properties.get(name), *inline] for it in permissions(document)}
 
 

@@ -52,6 +52,16 @@ def path_of(logical_id: str, resource: Mapping[str, Any]) -> str:
     return "/".join(parts)
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, and any other value, such as an intrinsic function, as its item."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def number(value: object, unknown: float = 0.0) -> float:
+    """Return a number of a template; `unknown` where only a deploy knows it, as for a Ref."""
+    return float(str(value)) if re.fullmatch(r"-?\d+(\.\d+)?", str(value)) else unknown
+
+
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield a property tree's (path, value) pairs; intrinsics and lists of text are leaves."""
     if isinstance(value, Mapping) and not _is_intrinsic(value):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from contract.stack_names import other_prefixes
-from review.assembly import CdkDiff, Side
+from review.assembly import NESTED, CdkDiff, Side
 from review.boot import find_unbootable
 from review.changes import Change, Effect, Kind, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
@@ -104,9 +104,7 @@ def headline(effects: Sequence[Effect]) -> str:
         text = ", ".join(f"{count} {action}".strip() for action, count in done.items())
         parts += [f"**{head}: {text}.**" if kind in _BOLD else f"{head}: {text}."] if done else []
     words = sorted({each.accept for each in effects} - {""})
-    return " ".join(
-        [*parts, *(f"**To be accepted: {each}.**" for each in [", ".join(words)] if each)]
-    )
+    return " ".join([*parts, *[f"**To be accepted: {', '.join(words)}.**"] * bool(words)])
 
 
 def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
@@ -140,6 +138,7 @@ def _effects(
     yield from find_security_changes(base, head, neutral)
     yield from (Effect("run", each) for each in find_run_effects(base, head, changes))
     yield from _rest(neutral)
+    yield from _unopened(base, head, changes)
     yield from (Effect("stack", each) for each in _added_and_removed_stacks(base, head))
     for change in changes:
         what = f"{change.type}; {change.why}".removesuffix("; ")
@@ -162,6 +161,16 @@ def _rest(changes: Sequence[Change]) -> Iterator[Effect]:
         more = f" and {len(listed) - 6} more" if listed[6:] else ""
         if found:
             yield change.effect(kind, f"{verb}: {'; '.join(listed[:6])}{more}.")
+
+
+def _unopened(base: Side, head: Side, changes: Sequence[Change]) -> Iterator[Effect]:
+    """Find nested stacks that change, if their templates are not at hand."""
+    stacks = [*base.stacks.values(), *head.stacks.values()]
+    opened = {name.rpartition(".")[0] for each in stacks for name in each.nested}
+    for change in changes:
+        if change.type == NESTED and change.logical_id not in {"(the stack)", *opened}:
+            what = "this nested stack changes, and nobody has looked into it: compare with a branch"
+            yield change.effect("data", f"{what} (`python -m review BASE`).")
 
 
 def _fires(alarm: Change, found: Sequence[tuple[str, Any, Any]]) -> str:

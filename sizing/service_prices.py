@@ -9,7 +9,7 @@ __all__ = [
     "HIGH_RESOLUTION_ALARM_USD_PER_MONTH", "HOURS_PER_MONTH", "IMAGE_GIB",
     "INTERFACE_ENDPOINT_USD_PER_HOUR", "KMS_KEY_USD_PER_MONTH", "LAMBDA_ARM_USD_PER_GB_SECOND",
     "LAMBDA_USD_PER_REQUEST", "NAT_GATEWAY_USD_PER_HOUR", "PUBLIC_IPV4_USD_PER_HOUR",
-    "gp3_usd_per_hour", "initialization_usd",
+    "ebs_usd_per_hour", "initialization_usd",
 ]
 # fmt: on
 
@@ -19,9 +19,13 @@ HOURS_PER_MONTH = 730
 S3_USD_PER_GB_MONTH = 0.023
 
 # EBS gp3 (saisci.com 2021-02 after AWS's price page; webuildup.live 2026-04 repeats storage and
-# IOPS): the first 3,000 IOPS and 125 MiB/s are included in the volume.
-GP3_USD_PER_GIB_MONTH = 0.08
-GP3_USD_PER_IOPS_MONTH = 0.005
+# IOPS): the first 3,000 IOPS and 125 MiB/s are included in the volume. The others: from memory,
+# io2 at its first 32,000 IOPS, magnetic volumes without their requests.
+EBS_USD_PER_GIB_MONTH = {
+    "gp3": 0.08, "gp2": 0.10, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015,
+    "standard": 0.05,
+}  # fmt: skip
+EBS_USD_PER_IOPS_MONTH = {"gp3": 0.005, "io1": 0.065, "io2": 0.065}
 GP3_USD_PER_MIB_PER_SECOND_MONTH = 0.04
 GP3_FREE_IOPS = 3000
 GP3_FREE_MIB_PER_SECOND = 125
@@ -53,11 +57,12 @@ LAMBDA_ARM_USD_PER_GB_SECOND = 0.0000133334
 LAMBDA_USD_PER_REQUEST = 0.20 / 1e6
 
 
-def gp3_usd_per_hour(gib: float, iops: float, mib_per_second: float) -> float:
-    """Return the dollars that one gp3 volume costs per hour."""
+def ebs_usd_per_hour(gib: float, iops: float, mib_per_second: float, kind: str = "gp3") -> float:
+    """Return the dollars that one volume costs per hour; of a kind that is unknown, gp3's."""
+    included = GP3_FREE_IOPS if kind == "gp3" else 0
     per_month = (
-        gib * GP3_USD_PER_GIB_MONTH
-        + max(0.0, iops - GP3_FREE_IOPS) * GP3_USD_PER_IOPS_MONTH
+        gib * EBS_USD_PER_GIB_MONTH.get(kind, EBS_USD_PER_GIB_MONTH["gp3"])
+        + max(0.0, iops - included) * EBS_USD_PER_IOPS_MONTH.get(kind, 0.0)
         + max(0.0, mib_per_second - GP3_FREE_MIB_PER_SECOND) * GP3_USD_PER_MIB_PER_SECOND_MONTH
     )
     return per_month / HOURS_PER_MONTH

@@ -64,10 +64,7 @@ def service_statements(partition: str, account: str) -> list[iam.PolicyStatement
     ]
     # By condition, not as principals: KMS refuses a policy that names a role which does not exist
     # yet, and an account gets these roles only when it first needs them.
-    spot = {
-        "StringEquals": {"kms:CallerAccount": account},
-        "ArnLike": {"aws:PrincipalArn": roles},
-    }
+    spot = {"StringEquals": {"kms:CallerAccount": account}, "ArnLike": {"aws:PrincipalArn": roles}}
     attached = {**spot, "Bool": {"kms:GrantIsForAWSResource": "true"}}
     services = [iam.ServicePrincipal(f"{name}.amazonaws.com") for name in ("cloudwatch", "events")]
     use = ["kms:Decrypt", "kms:GenerateDataKey*"]

@@ -62,9 +62,7 @@ class DatasetStack(Stack):
             run_bucket = self._kept_bucket("RunBucket", is_versioned=True)
             run_bucket.add_to_resource_policy(_only_conditional_heads(run_bucket))
             run_bucket.add_lifecycle_rule(
-                id="DropSharedArtifacts",
-                prefix=ARTIFACTS,
-                expiration=SHARED_ARTIFACTS_KEPT,
+                id="DropSharedArtifacts", prefix=ARTIFACTS, expiration=SHARED_ARTIFACTS_KEPT
             )
             self.run_bucket_name = self._export(run_bucket)
 

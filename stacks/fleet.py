@@ -113,9 +113,7 @@ KINDS: Mapping[str, FleetKind] = {
 def fleet_arn(stack: Stack, kind: FleetKind, name: str = "*") -> str:
     """Return the ARN of one fleet, or of any in the stack's account and region."""
     return stack.format_arn(
-        service=kind.service,
-        resource=kind.resource + name,
-        arn_format=ArnFormat.NO_RESOURCE_NAME,
+        service=kind.service, resource=kind.resource + name, arn_format=ArnFormat.NO_RESOURCE_NAME
     )
 
 

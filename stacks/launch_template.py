@@ -9,7 +9,7 @@ from constructs import Construct, IDependable
 
 from contract.aws_limits import aws_limits
 from stacks.parameters import StackParameters
-from stacks.parameters.checks import GP3_MAX_IOPS, ROOT_DEVICE_NAME
+from stacks.parameters.checks import GP3_MAX_IOPS, OURS, ROOT_DEVICE_NAME
 from stacks.roles import InstanceRole
 from stacks.user_data import DATA_DEVICE_NAME
 
@@ -63,7 +63,7 @@ class TrainingLaunchTemplate(Construct):
             )
         # These reach the launch template, its instances and their volumes; a fleet's tags do not.
         Tags.of(self.template).add("Name", f"{Stack.of(self).stack_name}-{parameters.run_id}")
-        Tags.of(self.template).add("RunId", parameters.run_id)
+        Tags.of(self.template).add("RunId", parameters.run_id, priority=OURS)
 
     def _group_of(self, run_id: str, vpc_id: str, role: IDependable) -> ec2.SecurityGroup:
         """Create the run's security group, which is deleted before its role.

@@ -21,15 +21,9 @@ from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
+from stacks.parameters.checks import OURS, refuse_unless
 from stacks.parameters.programs import program_of
-from stacks.plan_at_synth import (
-    annotate,
-    limits,
-    offered,
-    prediction,
-    price_book,
-    write_plan,
-)
+from stacks.plan_at_synth import annotate, limits, offered, prediction, price_book, write_plan
 from stacks.program_source import write_source
 from stacks.roles import InstanceRole, RunData, named_buckets
 from stacks.run_image import RunImageStack
@@ -53,11 +47,19 @@ class TrainingStack(Stack):
         key_arn: str,
         vpc_id: str,
         subnet_ids: Sequence[str],
-        wheels: Path | None = None,
+        wheels: Path | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(scope, construct_id, description=DESCRIPTIONS["TrainingStack"], **kwargs)
-        Tags.of(self).add("Stack", self.stack_name)
+        refuse_unless(
+            subnet_ids and not isinstance(subnet_ids, str),
+            f"subnet_ids is {subnet_ids!r}; list one or more (without NAT, no subnet is private)",
+        )
+        refuse_unless(
+            not self.stack_name.lower().startswith(("aws", "ssm")),
+            f"{self.stack_name} begins with aws or ssm, which Systems Manager reserves; rename it",
+        )
+        Tags.of(self).add("Stack", self.stack_name, priority=OURS)
         self.plan = annotate(self, parameters)
         stage = Stage.of(self)
         if self.plan is not None and stage is not None:
@@ -124,9 +126,13 @@ class TrainingStack(Stack):
         p = self._parameters
         if not p.image_stack:
             return p.pytorch_ami_parameter
-        stack = scope.node.try_find_child(p.image_stack) or RunImageStack(
+        construct_id, env = p.image_stack, self.environment
+        found = scope.node.try_find_child(construct_id)
+        if found and Stack.of(found).environment != env:  # whose exports do not reach here
+            construct_id += env.removeprefix("aws:/").replace("/", "-")
+        stack = scope.node.try_find_child(construct_id) or RunImageStack(
             scope,
-            p.image_stack,
+            construct_id,
             newest_by=p.pytorch_ami_parameter,
             stack_name=p.name_of(p.image_stack),
             **{name: like.get(name) for name in ("env", "synthesizer")},
@@ -141,14 +147,14 @@ class TrainingStack(Stack):
         return stack.image_id
 
     def _machine(
-        self, data: RunData, vpc_id: str, wheels: Path | None
+        self, data: RunData, vpc_id: str, wheels: Path | str | None
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
         bundle = CodeBundle(
             self,
             "Bundle",
             root=ROOT,
-            wheels=wheels,
+            wheels=Path(wheels) if wheels else None,
             workload=self._parameters.workload,
             add=self._add_source,
         )

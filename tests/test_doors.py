@@ -13,7 +13,7 @@ from tests.house import imports_of, sources
 REPOSITORY = Path(__file__).parent.parent
 # Each room with the most names that its door may have.
 DOORS = {
-    "embedded_aws": 12,
+    "embedded_aws": 13,
     "rehearsal": 0,
     "sizing": 60,
     "stacks": 17,

@@ -60,10 +60,15 @@ class Template:
         return list(TopologicalSorter(graph).static_order())
 
 
+def load_template(body: str) -> Any:
+    """Return what a template's text says, JSON or YAML."""
+    return json.loads(body) if body.lstrip().startswith("{") else yaml.load(body, _Loader)
+
+
 def parse_template(body: str) -> Template:
     """Parse a template and check its structure."""
     try:
-        content = json.loads(body) if body.lstrip().startswith("{") else yaml.load(body, _Loader)
+        content = load_template(body)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         raise format_error(f"{type(error).__name__}: {error}") from error
     if not isinstance(content, dict):

@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         title="what is missed or not predicted",
         notes=[
             f"hit: within {THROUGHPUT_LIMIT:.0%} (throughput), "
-            f"{MEMORY_LIMIT:.0%} (memory). Sources: sizing/evidence/ground_truths.csv.",
+            f"{MEMORY_LIMIT:.0%} (memory). Sources: sizing/evidence/ground_truths.csv."
         ],
     )
     return 0

@@ -72,10 +72,7 @@ _OPTIONS: Options = {
     ),
     "--run": ({"dest": "folder", "type": Path}, "a finished run's folder or receipt"),
     "--hours-per-week": (NUMBER, "show dollars a week, month and year"),
-    "--growth": (
-        {"type": float, "metavar": "PERCENT"},
-        "sizes for this monthly growth of samples",
-    ),
+    "--growth": ({"type": float, "metavar": "PERCENT"}, "sizes for this monthly growth of samples"),
     "--markdown": (FLAG, "a page with date, verdict and chart"),
 }
 _WISHES: Options = {

@@ -160,11 +160,7 @@ def wait_ms(*, per_second: float, demand_per_second: float) -> float:
 
 
 def serve_online(
-    throughput: Throughput,
-    *,
-    demand_per_second: float,
-    latency_goal_ms: float,
-    usd_per_hour: float,
+    throughput: Throughput, *, demand_per_second: float, latency_goal_ms: float, usd_per_hour: float
 ) -> Service | None:
     """Return the fewest instances with 95 % of requests in time; None if no number is enough.
 

@@ -211,9 +211,9 @@ class Guard(Construct):
         Outside us-east-1, volume prices are scaled like the instance's price (modelled).
         """
         data, here = parameters.data_volume, parameters.instance.on_demand_usd_per_hour
-        volumes = service_prices.gp3_usd_per_hour(parameters.root_volume.gib, 0, 0)
+        volumes = service_prices.ebs_usd_per_hour(parameters.root_volume.gib, 0, 0)
         if parameters.data_on == "ebs":
-            volumes += service_prices.gp3_usd_per_hour(data.gib, data.iops, data.mib_per_second)
+            volumes += service_prices.ebs_usd_per_hour(data.gib, data.iops, data.mib_per_second)
         there, _ = price_book(Stack.of(self), parameters).require(parameters.size)
         address = 0.0 if parameters.vpc else service_prices.PUBLIC_IPV4_USD_PER_HOUR
         return address + volumes * there.usd_per_hour / (here or there.usd_per_hour)

@@ -66,6 +66,7 @@ _SHARE = re.compile(r"[A-Za-z0-9]{1,255}=\d{1,5}(\.\d+)?")
 _IMAGE_REPOSITORY = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
 # Permissions, metrics and the Guard rely on the first two.
 OUR_TAGS = ("Stack", "RunId", "Name")
+OURS = 1000  # the priority of a tag that no app's own may replace
 # The limit per resource; what AWS adds itself (aws:) does not count.
 _MAX_TAGS = most("tags-per-resource") - len(OUR_TAGS)
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
@@ -216,8 +217,7 @@ def check_volumes(p: ParameterFields) -> None:
     )
     needed = math.ceil(round(p.dataset_gib * VOLUME_PER_DATASET, 6))
     refuse_unless(
-        p.data_on in DATA_PLACES,
-        f"data_on is {p.data_on!r}; use {' or '.join(DATA_PLACES)}",
+        p.data_on in DATA_PLACES, f"data_on is {p.data_on!r}; use {' or '.join(DATA_PLACES)}"
     )
     if p.data_on == "nvme":
         _check_instance_store(p, needed)

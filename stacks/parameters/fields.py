@@ -173,8 +173,7 @@ class ParameterFields:
         "how many times the size's price another size may cost, for as many GPUs", "1.5", 1, 100
     )
     fleet: str = _about(
-        "what starts machines: a Spot fleet, or where that is denied, Auto Scaling groups",
-        "asg",
+        "what starts machines: a Spot fleet, or where that is denied, Auto Scaling groups", "asg"
     )
     on_demand_base: int = _about("1: an on-demand instance, never Spot", "1")
     target_capacity: int = _about("0: a fleet without an instance", "0", 0, 1)

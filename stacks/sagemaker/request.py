@@ -71,10 +71,7 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
             **({"dataset-uri": s.dataset_uri} if s.dataset_uri else {}),
         },
         "OutputDataConfig": {"S3OutputPath": f"{s.run_uri.rstrip('/')}/sagemaker"},
-        "ResourceConfig": {
-            "InstanceType": s.instance_type,
-            "InstanceCount": s.instances,
-        },
+        "ResourceConfig": {"InstanceType": s.instance_type, "InstanceCount": s.instances},
         "StoppingCondition": stopping,
         # After the loss of an instance, an InternalServerError; the limits are for all attempts.
         "RetryStrategy": {"MaximumRetryAttempts": 30},

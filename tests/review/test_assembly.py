@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from aws_cdk import App, Environment, RemovalPolicy, Stack, Stage
+from aws_cdk import App, Environment, NestedStack, RemovalPolicy, Stack, Stage
 from aws_cdk import aws_s3 as s3
 
 from review.assembly import CannotReview, base_checkout, read_assembly, run_cdk_diff, synthesize
@@ -45,6 +45,33 @@ def test_a_second_region_s_stack_of_one_name_makes_no_other_one_new(tmp_path: Pa
         review = judge(read_assembly(base, "base", head), head, [])
         lost = {each.stack for each in review.effects if each.kind == "loss"}
         assert lost == set(), "a stack that leaves the app stays deployed"
+
+
+def nesting(out: Path, *buckets: str, has_files: bool = True) -> Path:
+    """An assembly of a stack with a nested one that has another."""
+    context = {"aws:cdk:enable-asset-metadata": has_files, "aws:cdk:enable-path-metadata": True}
+    app = App(outdir=str(out), context=context, builtin_cloud_formation_validation=False)
+    inner = NestedStack(NestedStack(Stack(app, "Data"), "Outer"), "Inner")
+    for name in buckets:
+        s3.Bucket(inner, name, removal_policy=RemovalPolicy.DESTROY)
+    return Path(app.synth().directory)
+
+
+def test_fails_for_a_bucket_that_a_nested_stack_loses(tmp_path: Path) -> None:
+    base = read_assembly(nesting(tmp_path / "base", "Runs", "Clips"), "base")
+    head = read_assembly(nesting(tmp_path / "head", "Runs"), "head")
+    review = judge(base, head, [])
+    (lost,) = review.of("loss")
+    assert lost.path == "Outer/Inner/Clips" and review.exit_code("data-loss") == 1
+    assert judge(head, base, []).of("loss") == judge(base, base, []).effects == []
+
+
+def test_a_nested_stack_that_was_not_read_is_told(tmp_path: Path) -> None:
+    base = read_assembly(nesting(tmp_path / "base", "Runs", "Clips", has_files=False), "base")
+    head = read_assembly(nesting(tmp_path / "head", "Runs", has_files=False), "head")
+    review = judge(base, head, [])
+    assert "nobody has looked into it" in review.of("data")[0].what
+    assert "No data loss found." in review.as_dict()["headline"]
 
 
 @pytest.mark.slow

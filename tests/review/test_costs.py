@@ -12,7 +12,7 @@ from review.comment import write_comment
 from review.costs import idle_usd_per_month
 from review.verdict import Review, judge
 from sizing.catalogue import hourly_price, spot_price
-from tests.review.conftest import changed, cost
+from tests.review.conftest import changed, cost, edited
 from tests.stack_names import TRAINING
 
 
@@ -83,7 +83,10 @@ STAT = {"MetricStat": {"Period": 300}}
         ("EC2::NatGateway", {}, 32.85),
         ("EC2::VPCEndpoint", {"VpcEndpointType": "Interface", "SubnetIds": ["a", "b"]}, 14.6),
         ("EC2::VPCEndpoint", {"VpcEndpointType": "Gateway"}, 0.0),
-        ("EC2::Volume", {"Size": 100, "Iops": 4000}, 13.0),
+        ("EC2::Volume", {"Size": 100, "Iops": 4000, "VolumeType": "gp3"}, 13.0),
+        ("EC2::Volume", {"Size": 100, "Iops": 4000, "VolumeType": "io2"}, 272.5),
+        ("EC2::Volume", {"Size": 100, "VolumeType": "sc1"}, 1.5),
+        ("EC2::EIP", {}, 3.65),
         # 4,380 calls of two seconds.
         ("Lambda::Function", {"MemorySize": 256}, 0.03),
     ],
@@ -94,6 +97,19 @@ def test_an_idle_month_has_the_price_of_each_resource(
     resources = {"It": {"Type": f"AWS::{kind}", "Properties": properties}}
     side = Side(name="it", stacks={"It": StackSide(template={"Resources": resources})})
     assert idle_usd_per_month(side).get(kind, 0.0) == pytest.approx(usd, abs=1e-3)
+
+
+def test_what_has_no_price_is_named(base: Side) -> None:
+    def with_more(**properties: Any) -> Side:
+        more = {"Pool": {"Type": "AWS::EC2::Instance", "Properties": properties}}
+        return edited(base, lambda resources: resources.update(more))
+
+    one, other = with_more(InstanceType="t3.micro"), with_more(InstanceType="p5.48xlarge")
+    for side, counts in ((base, ("0", "1")), (one, ("1", "1"))):
+        review = judge(side, other, [])
+        assert cost(review, "idle: EC2::Instance, for which there is **no price**") == counts
+        assert "None of this changes." not in write_comment(review)
+    assert not [row for row in judge(one, one, []).costs if "no price" in row.name]
 
 
 def test_a_deadline_shows_what_it_costs(base: Side) -> None:

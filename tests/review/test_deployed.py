@@ -14,7 +14,7 @@ from embedded_aws import EmbeddedAws
 from embedded_aws.front import Front
 from embedded_aws.moto_services import signed_for
 from review.__main__ import main
-from review.assembly import CannotReview, Side, deployed, drift_of
+from review.assembly import CannotReview, Side, StackSide, deployed, drift_of
 from tests.review.conftest import REPOSITORY, changed
 from tests.stack_names import DATASET, TRAINING
 
@@ -109,6 +109,22 @@ def test_each_stack_is_looked_for_in_its_own_region(aws: EmbeddedAws, base: Side
     # The embedded AWS answers for any region with its own stacks.
     abroad = deployed(changed(base, region="eu-west-1"))
     assert abroad.name == f"what is deployed in eu-west-1, {aws.region}"
+
+
+def test_a_stack_is_read_in_either_language_if_it_was_deployed(aws: EmbeddedAws) -> None:
+    """Without a bootstrap the CLI sends YAML; prepare-change-set leaves a stack without one."""
+    client = boto3.client("cloudformation")
+    yaml = "Resources:\n  Topic:\n    Type: AWS::SNS::Topic\n"
+    client.create_stack(StackName="Plain", TemplateBody=yaml)
+    client.create_change_set(
+        StackName="Drafted", ChangeSetName="it", ChangeSetType="CREATE", TemplateBody=yaml
+    )
+    head = Side(name="head", stacks={name: StackSide(template={}, name=name)
+                                     for name in ("Plain", "Drafted")})  # fmt: skip
+    found = deployed(head).stacks
+    assert {name: dict(side.resources) for name, side in found.items()} == {
+        "Plain": {"Topic": {"Type": "AWS::SNS::Topic"}}
+    }
 
 
 @pytest.mark.parametrize(

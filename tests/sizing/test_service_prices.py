@@ -2,17 +2,17 @@
 
 import pytest
 
-from sizing.service_prices import HOURS_PER_MONTH, gp3_usd_per_hour, initialization_usd
+from sizing.service_prices import HOURS_PER_MONTH, ebs_usd_per_hour, initialization_usd
 
 
 def test_the_included_speed_costs_nothing() -> None:
-    assert gp3_usd_per_hour(200, 3000, 125) * HOURS_PER_MONTH == pytest.approx(16.0)
-    assert gp3_usd_per_hour(200, 0, 0) == gp3_usd_per_hour(200, 3000, 125)
+    assert ebs_usd_per_hour(200, 3000, 125) * HOURS_PER_MONTH == pytest.approx(16.0)
+    assert ebs_usd_per_hour(200, 0, 0) == ebs_usd_per_hour(200, 3000, 125)
 
 
 def test_speed_above_it_is_charged() -> None:
     # 4,628 IOPS at $0.005 and 1,782 MiB/s at $0.04.
-    monthly = gp3_usd_per_hour(200, 7628, 1907) * HOURS_PER_MONTH
+    monthly = ebs_usd_per_hour(200, 7628, 1907) * HOURS_PER_MONTH
     assert monthly == pytest.approx(16.0 + 23.14 + 71.28)
 
 
