@@ -59,7 +59,8 @@ def as_list(value: Any) -> list[Any]:
 
 def number(value: object, unknown: float = 0.0) -> float:
     """Return a number of a template; `unknown` where only a deploy knows it, as for a Ref."""
-    return float(str(value)) if re.fullmatch(r"-?\d+(\.\d+)?", str(value)) else unknown
+    is_known = re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", str(value))
+    return float(str(value)) if is_known else unknown
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
