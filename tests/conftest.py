@@ -20,6 +20,13 @@ from contract import description
 # sixth of all.
 gc.disable()
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
+# Within a git hook, a test's commits would be the user's; her own settings are nobody's here.
+for name in [name for name in os.environ if name.startswith("GIT_")]:
+    del os.environ[name]
+for number, setting in enumerate(("commit.gpgSign=false", f"core.hooksPath={os.devnull}")):
+    name, value = setting.split("=")
+    os.environ |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+    os.environ["GIT_CONFIG_COUNT"] = str(number + 1)
 # A proxy would get the requests of a test's own clients to this machine.
 for name in ("NO_PROXY", "no_proxy"):
     os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1,localhost".lstrip(",")

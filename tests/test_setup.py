@@ -1,5 +1,6 @@
 """How commands find their environment: in any checkout, also in a folder with a space, or none."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -96,9 +97,59 @@ def test_make_passes_each_path_with_a_space_as_one_word(tmp_path: Path) -> None:
     commands = done.stdout.replace("\\\n", "").splitlines()
     lines = [line for line in commands if str(checkout) in line or "my program" in line]
     found = {word for line in lines for word in shlex.split(line)}
-    assert {f"VIRTUAL_ENV={checkout}/.venv", f"{checkout}/operate/runs"} <= found
-    assert {f"VIRTUAL_ENV={checkout}/.venv-checkov", "my program", "my source", "my data"} <= found
+    assert {f"{checkout}/operate/runs", "my program", "my source", "my data"} <= found
     assert not any(word.startswith("folder/") for word in found), found
+
+
+def test_make_leaves_the_settings_behind_that_would_mislead_its_commands(tmp_path: Path) -> None:
+    """With UV_SYSTEM_PYTHON, setup emptied the user's Python; from a hook, a test committed."""
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    with (tmp_path / "Makefile").open("a") as file:
+        file.write("shown:\n\t@env\n")
+    names = ("PYTHONSAFEPATH", "PYTHONHOME", "PIP_TARGET", "GIT_DIR", "GIT_INDEX_FILE")
+    given = {**os.environ, **dict.fromkeys(names, "1"), "PIP_USER": "1", "PYTHONPATH": "mine"}
+    make = ["make", "--no-print-directory", f"PYTHON={sys.executable}", "shown"]
+    shown = subprocess.run(make, cwd=tmp_path, env=given, stdout=subprocess.PIPE, text=True).stdout
+    seen = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    assert not {*names} & seen.keys()
+    assert seen["PIP_USER"] == "0" and seen["PYTHONPATH"] == "mine"
+    words = (
+        "make",
+        "--dry-run",
+        "--always-make",
+        ".venv/.ready",
+        ".venv-checkov/.ready",
+        "TORCH=cpu",
+    )
+    commands = run(*words).stdout.replace("\\\n", "").splitlines()
+    installs = [line for line in commands if "uv pip" in line]
+    assert len(installs) == 3 and all(" --python .venv" in line for line in installs), installs
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["another Python", "a Python that is gone"])
+def test_an_environment_of_another_python_is_made_anew(tmp_path: Path, gone: bool) -> None:
+    """It mixed both ("cd: too many arguments"), or ended in "No such file or directory"."""
+    for name in ("Makefile", "package-lock.json", "requirements.txt"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    bin = tmp_path / ".venv/bin"
+    bin.mkdir(parents=True)
+    (tmp_path / ".venv/lib/python3.12/site-packages").mkdir(parents=True)
+    for name in (".ready", "wheels"):
+        (tmp_path / ".venv" / name).touch()
+    if gone:
+        (bin / "python").symlink_to(tmp_path / "gone")
+    else:
+        (bin / "python").write_text("#!/bin/bash\n[[ $1 != -V ]] || echo Python 3.12.1\n")
+        (bin / "python").chmod(0o755)
+        (tmp_path / ".venv/.ready").unlink()
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\ncase $1 in -V) echo Python 3.11.7 ;; -m) ls .venv .venv/*; exit 3 ;; esac\n"
+    )
+    python.chmod(0o755)
+    done = run("make", f"PYTHON={python}", ".venv/.ready", folder=tmp_path)
+    assert done.returncode == 2 and "wheels" in done.stdout, done.stdout + done.stderr
+    assert "bin" not in done.stdout and "lib" not in done.stdout
 
 
 def test_each_target_that_synthesizes_takes_a_size() -> None:

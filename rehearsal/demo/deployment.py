@@ -234,6 +234,8 @@ def spot_usd(size: str) -> float:
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:
     """Return our environment, with the embedded AWS and the virtual environment's node and cdk."""
     # Runs and machines share the cores: a spinning thread would slow down those it waits for.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    # Options of `cdk` and ranks of a torchrun around this are not the rehearsal's.
+    others = ("AWS_", "CDK_", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, **aws.environment(), "PATH": path}

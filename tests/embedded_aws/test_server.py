@@ -36,7 +36,7 @@ def test_a_command_starts_it_alone_prints_its_variables_and_ends_at_ctrl_c() -> 
     command = [sys.executable, "-m", "embedded_aws", "--port", "0", "--region", "eu-west-1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(9)]
+        said = [process.stdout.readline() for _ in range(10)][1:]
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     names = dict(line.removeprefix("export ").strip().split("=", 1) for line in said)
@@ -52,12 +52,17 @@ def test_neither_a_proxy_nor_a_profile_of_the_user_is_in_the_way() -> None:
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, **own, "AWS_PROFILE": "none"}
     ) as process:
         assert process.stdout is not None
-        said = "".join(process.stdout.readline() for _ in range(9))
+        said = "".join(process.stdout.readline() for _ in range(10))
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
-    shell = ["sh", "-ec", f'{said}echo "$NO_PROXY|$no_proxy"']
-    done = subprocess.run(shell, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == f"{none},127.0.0.1|{none},127.0.0.1\n"
+    ignored = {"AWS_PROFILE": "none", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}
+    shell = ["sh", "-ec", f'{said}echo "$NO_PROXY|$no_proxy"; env']
+    environment = {**os.environ, **ignored, "AWS_ENDPOINT_URL_STS": "http://localhost:4566"}
+    done = subprocess.run(shell, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    proxies, *left = done.stdout.splitlines()
+    assert proxies == f"{none},127.0.0.1|{none},127.0.0.1"
+    left = [line for line in left if line.startswith("AWS_")]
+    assert len(left) == 7 and not {*ignored} & {line.partition("=")[0] for line in left}
 
 
 def test_a_proxy_that_the_user_leaves_out_everywhere_stays_out(

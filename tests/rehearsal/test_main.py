@@ -153,13 +153,16 @@ def test_fails_before_anything_is_deployed(
     assert sentence in said
 
 
-def test_no_aws_setting_of_the_person_reaches_the_children(
+def test_no_setting_of_the_person_for_aws_cdk_or_ranks_reaches_the_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(os.environ, "AWS_PROFILE", "production")
+    """CDK_PROFILE ended the bootstrap, WORLD_SIZE the uninterrupted run."""
+    names = ("AWS_PROFILE", "CDK_PROFILE", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+    for name in names:
+        monkeypatch.setitem(os.environ, name, "8")
     with EmbeddedAws() as aws:
         environment = deployment.child_environment(aws)
-    assert "AWS_PROFILE" not in environment
+    assert not environment.keys() & {*names}
     assert environment["AWS_ACCESS_KEY_ID"]
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE", "runs beside each other share the cores"
 
