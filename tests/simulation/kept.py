@@ -85,6 +85,11 @@ KEPT: Mapping[str, tuple[Plan, tuple[str, ...]]] = {
     "a clock that jumps back": (
         _plan(_at(0.6, "crash"), _at(0.8, "clock", share=-0.4)), (),
     ),
+    "a clock that jumps back while a program appends lines": (
+        _program(_at(0.3, "clock", share=-19.0), _at(0.6, "power off"), kind="append",
+                 save_every=40.0, write_seconds=0.0, writes_at_start=True),
+        (),
+    ),
     "a notice in mid-life": (
         _plan(_at(0.9, "takeback", seconds=120.0), interval="600s"),
         ("notices unheard", "no save at a notice", "deleted before the head forgets",

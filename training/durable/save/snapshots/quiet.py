@@ -46,6 +46,8 @@ _SAVES = 2
 _GROWTHS = 3
 # With logs, how much longer than ever before the other files must have stayed as they are.
 _OVERDUE_TIMES = 3
+# Files that are further ahead of the clock are older than they seem: it was set back.
+_AHEAD_NS = 60_000_000_000
 # How often a file named like a log must have been rewritten to be none; once is a new log.
 _REWRITES = 2
 # How many times between two saves are remembered; of so many, one is an exception.
@@ -358,7 +360,8 @@ class GrowingFiles:
         A program that resumes from a checkpoint must not find rows that it will write again.
         """
         age_ns = time.time_ns() - listing.written_ns
-        return listing.has_logs_only or age_ns > _OVERDUE_TIMES * self.longest_ns
+        is_recent = -_AHEAD_NS <= age_ns <= _OVERDUE_TIMES * self.longest_ns
+        return listing.has_logs_only or not is_recent
 
     def _count_saves(self, listing: Listing, now: float) -> None:
         for path, state in listing.files.items():

@@ -146,7 +146,7 @@ def test_the_rows_of_a_log_beside_a_checkpoint_are_those_of_its_save_on_every_ma
 
 
 def test_growth_counts_once_the_other_files_have_stood_still_three_times_as_long_as_ever(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing = GrowingFiles(tmp_path, 0.1, 0.02)
     (tmp_path / "train.log").write_text("line\n")
@@ -159,6 +159,10 @@ def test_growth_counts_once_the_other_files_have_stood_still_three_times_as_long
     growing.longest_ns = 10**6
     time.sleep(0.02)
     assert growing.are_state(list_folder(tmp_path))
+    growing.longest_ns = 10**12
+    assert not growing.are_state(listing)
+    monkeypatch.setattr(time, "time_ns", lambda: listing.written_ns - 3600 * 10**9)
+    assert growing.are_state(listing), "a clock that was set back says nothing of their age"
 
 
 @pytest.mark.parametrize("is_renamed", [True, False])
