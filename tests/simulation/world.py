@@ -167,8 +167,10 @@ class Universe(Deployed):
                 if one.is_live and one.is_on_demand:
                     one.terminate()
 
+        began = CLOCK.now
         self._act(stop)
-        self.stopped_at, self.stopped_until = CLOCK.now, self.away_until
+        if self.deployed_at < began:  # else a deploy has started it anew meanwhile
+            self.stopped_at, self.stopped_until = CLOCK.now, self.away_until
         sleep(max(0.0, self.away_until - CLOCK.now))
         self._act(self._resume)
 
