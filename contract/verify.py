@@ -171,7 +171,7 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         # Heard at a boundary, late in the notice: `left` counts from there, not from its receipt.
         if "notice_seconds" in notice and "notice_to_commit_seconds" in answer:
             took, given = answer["notice_to_commit_seconds"], notice["notice_seconds"]
-            most = max(given, 1.0)
+            most = given + 1.0  # as EC2 tells whole seconds, too
         where = f"generation {own} had a notice of {given:g} s"
         if answer.get("name") == "save-failed":
             lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")

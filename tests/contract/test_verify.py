@@ -276,6 +276,15 @@ def test_an_answer_of_which_s3_alone_tells_has_a_second_more(stored: int, is_kep
     assert is_kept is not any("notices-answered" in why for why in broken_rules(trace))
 
 
+@pytest.mark.parametrize(("seconds", "is_kept"), [(10.9, True), (11.1, False)])
+def test_an_answer_has_a_second_more_as_ec2_tells_whole_seconds(
+    seconds: float, is_kept: bool
+) -> None:
+    """Seed 493744: of a notice of 7.2 s, after 7.4."""
+    trace = _events(sound(), "committed", notice_to_commit_seconds=seconds)
+    assert is_kept is not any("notices-answered" in why for why in broken_rules(trace))
+
+
 def test_a_program_goes_back_past_what_retention_has_forgotten() -> None:
     """Seed 55545: three snapshots that may be torn were no good, and only a whole one was kept."""
     fourth = f"{4:08d}-g0002-{9:016x}"
