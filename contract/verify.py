@@ -167,15 +167,13 @@ def _notices(trace: RunTrace, lacks: list[str]) -> Iterator[str]:
         if not answer and ended:
             continue  # its event was lost, and its head says that it was there in time
         took, given = min([answer.get("stored") or 0.0, *ended]) - told, left
-        most = given + 1.0  # S3 tells whole seconds
         # Heard at a boundary, late in the notice: `left` counts from there, not from its receipt.
         if "notice_seconds" in notice and "notice_to_commit_seconds" in answer:
             took, given = answer["notice_to_commit_seconds"], notice["notice_seconds"]
-            most = given + 1.0  # as EC2 tells whole seconds, too
         where = f"generation {own} had a notice of {given:g} s"
         if answer.get("name") == "save-failed":
             lacks.append(f"{where}, and the store refused its save: {answer.get('message')}")
-        elif answer and took > most:
+        elif answer and took > given + 1.0:  # S3 and EC2 tell whole seconds
             yield f"{where} and {answer['name']} after {took:.1f} s"
         elif not answer and heard - told > left - last_save_margin(left):
             yield f"{where}, lived that long and committed nothing"
