@@ -90,9 +90,12 @@ def _stop_all(keeper: int, ours: list[int]) -> None:
         at_rest = [process for process in alive if _is_stopped(process)]
         for process in alive:
             if process not in at_rest and process not in ours:
-                ours.append(process)
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGSTOP)
+                with suppress(OSError):  # it has ended
+                    # Sudo stops itself at a child that it sees stopped, and one that waits for
+                    # its child's exec (vfork) cannot stop before it.
+                    if _parent_of(process) in {*at_rest, keeper, os.getpid()}:
+                        ours.append(process)
+                        os.kill(process, signal.SIGSTOP)
         if time.monotonic() > deadline:
             raise SnapshotError("a process of the program could not be stopped")
         time.sleep(0 if alive == at_rest else _POLL_SECONDS)
@@ -100,10 +103,14 @@ def _stop_all(keeper: int, ours: list[int]) -> None:
 
 def _keeper_of(program: int | None) -> int:
     with suppress(OSError, TypeError):
-        return int(_about(f"{_PROC}/{program}")[1])
+        return _parent_of(program)
     has_proc = os.path.isdir(f"{_PROC}/self")  # noqa: PTH112 - as below
     why = "the program has just ended" if has_proc else "it can be stopped on Linux only"
     raise SnapshotError(f"it takes a program that stands still, and {why}")
+
+
+def _parent_of(process: int | None) -> int:
+    return int(_about(f"{_PROC}/{process}")[1])
 
 
 def _is_stopped(process: int) -> bool:

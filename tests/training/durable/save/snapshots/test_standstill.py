@@ -19,7 +19,7 @@ from tests.training.durable.save.scene import (
 )
 from training.durable.record.head import Retention
 from training.durable.save.snapshots.listing import Listing, list_folder
-from training.durable.save.snapshots.processes import stopped
+from training.durable.save.snapshots.processes import living_below, stopped
 from training.durable.save.snapshots.snapshot import FolderManifest, read_manifest
 from training.durable.store.protocol import Store
 
@@ -175,6 +175,28 @@ def test_no_parent_sees_that_its_child_was_stopped(tmp_path: Path) -> None:
             with stopped(number):
                 pass
     assert not (tmp_path / "seen").exists()
+
+
+def test_a_process_that_waits_for_its_childs_exec_is_stopped_after_it(tmp_path: Path) -> None:
+    # Subprocess and posix_spawn start theirs so (vfork); this child waits for its input first.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def start() -> None:
+        sleep = ["sleep", "60"]
+        opened = [(os.POSIX_SPAWN_OPEN, 0, str(pipe), os.O_RDONLY, 0)]
+        os.posix_spawnp(sleep[0], sleep, os.environ, file_actions=opened)
+        signal.pause()
+
+    with program(start) as number:
+        while len(living_below(number)) < 2:
+            time.sleep(0.01)
+        writer = threading.Timer(0.3, pipe.write_bytes, [b""])
+        writer.start()
+        with stopped(number):
+            about = [Path(f"/proc/{one}/stat").read_text() for one in living_below(number)]
+        writer.join()
+    assert [one.split()[2] for one in about] == ["T", "T"]
 
 
 def test_a_process_that_somebody_else_has_stopped_stays_so() -> None:
