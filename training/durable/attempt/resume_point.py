@@ -18,7 +18,7 @@ from training.durable.store.protocol import LastingError, Store, StoreError
 _log = logging.getLogger(__name__)
 
 _S = TypeVar("_S")
-# After these an older one is tried first; a single failure may have another cause.
+# After these it is passed over; a single failure may have another cause.
 _MOST_FAILED_STARTS = 2
 
 
@@ -74,16 +74,16 @@ def newest_valid(
         events.emit("none-valid", "failed", passed_over=about, starts_over=starts_over)
         if not starts_over:
             raise MachineError(_none_valid(store, passed_over))
-        _log.warning("[resume] another machine could verify none of them either: starting over")
+        _log.warning("[resume] another machine could use none of them either: starting over")
     return found, passed_over
 
 
 def _none_valid(store: Store, passed_over: Sequence[tuple[str, str]]) -> str:
     name, why = passed_over[0]
     return (
-        f"none of the {len(passed_over)} checkpoints of {store.uri} can be verified on this "
-        f"machine (the newest, {name}: {why}); all of them are kept, and the run starts over only "
-        "if another machine cannot verify them either; to start over at once: "
+        f"none of the {len(passed_over)} checkpoints of {store.uri} can be used on this machine "
+        f"(the newest, {name}: {why}); all of them are kept, and the run starts over only if "
+        "another machine cannot use them either; to start over at once: "
         f"python -m training reopen --from-scratch --run-uri {store.uri}"
     )
 
@@ -93,9 +93,10 @@ def _first_valid(
 ) -> tuple[Loaded[_S] | None, tuple[tuple[str, str], ...]]:
     passed_over: list[tuple[str, str]] = []
     refused: list[StoreError] = []
-    given_up = {entry.name: entry for entry in entries if _is_given_up(entry)}
-    ordered = [*given_up.values(), *(entry for entry in entries if entry.name not in given_up)]
-    for entry in reversed(ordered):
+    for entry in reversed(entries):
+        if _is_given_up(entry):
+            passed_over.append((entry.name, _why_given_up(entry)))
+            continue
         try:
             content = read(store, entry)
         except (DamagedCheckpointError, StoreError) as error:
@@ -103,8 +104,6 @@ def _first_valid(
             if isinstance(error, StoreError):
                 refused.append(error)
             continue
-        if entry.name not in given_up:
-            passed_over += [(name, _why_given_up(one)) for name, one in given_up.items()]
         return Loaded(entry=entry, content=content), tuple(passed_over)
     if refused:
         lasts = all(isinstance(each, LastingError) for each in refused)

@@ -178,7 +178,7 @@ class Head:
     weights_sha256: str | None = None
     checkpoints: tuple[CheckpointEntry, ...] = ()
     skipped_steps: tuple[int, ...] = ()  # they diverged: no attempt trains on them
-    unverified_by: tuple[str, ...] = ()  # machines that could verify none of the checkpoints
+    unverified_by: tuple[str, ...] = ()  # machines that could use none of the checkpoints
 
     @property
     def is_ended(self) -> bool:

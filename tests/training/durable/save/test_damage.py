@@ -89,9 +89,7 @@ def test_a_damaged_stage_end_with_nothing_before_it_ends_the_attempt_and_begins_
     capsys.readouterr()
     assert run.attempt() == 4
     (error,) = capsys.readouterr().err.strip().splitlines()
-    assert error.startswith(
-        f"error: none of the 4 checkpoints of {run.uri} can be verified on this"
-    )
+    assert error.startswith(f"error: none of the 4 checkpoints of {run.uri} can be used on this")
     assert (run.head.state, run.head.checkpoints) == ("released", before)
     moved.rename(state)
     assert run.attempt() == 0

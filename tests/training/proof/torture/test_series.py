@@ -35,7 +35,7 @@ def test_an_attempt_that_fails_unharmed_is_unexpected(tmp_path: Path) -> None:
 
 def test_damage_that_one_machine_reads_ends_it_and_is_no_difference(tmp_path: Path) -> None:
     """The first to find no checkpoint whole leaves the run to others: nothing is started over."""
-    said = "error: none of the 1 checkpoints of runs/a can be verified on this machine\n"
+    said = "error: none of the 1 checkpoints of runs/a can be used on this machine\n"
     unharmed = ended(tmp_path, 4, said)
     assert _unexpected_exit(replace(unharmed, num_faults=4), is_store_faulty=False) == []
     assert _unexpected_exit(unharmed, is_store_faulty=False) != []

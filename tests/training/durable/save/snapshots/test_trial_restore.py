@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,11 @@ from tests.training.durable.save.scene import (
     wait_for_snapshot,
     wait_until,
 )
+from training.durable.errors import MachineError
 from training.durable.record.head import Retention
 from training.durable.record.metrics import Events
 from training.durable.save.snapshots import listing
+from training.durable.save.snapshots.snapshot import read_manifest
 from training.durable.store.protocol import Store
 
 
@@ -138,6 +141,21 @@ def test_a_snapshot_that_a_program_twice_cannot_read_is_passed_over(
     for number in range(5):
         machine.save({"model.pt": b"anew %d" % number})
     assert [e.step for e in entries(store) if e.is_left_behind] == [2], "and the newest stays"
+
+
+def test_what_a_program_twice_cannot_read_is_no_way_on_where_the_rest_is_damaged(
+    new_machine: NewMachine, store: Store
+) -> None:
+    """Seed 521776 read it again and again, on 46 machines."""
+    _two_whole_saves(new_machine)
+    assert _begun_with(new_machine, ["a:1"] * 2) == [b"2", b"2"]
+    for blob in read_manifest(store, entries(store)[0]).blobs:
+        (Path(store.uri) / "blobs" / blob).write_bytes(b"?")
+    with pytest.raises(MachineError, match="none of the 2 checkpoints .* failed 2 times while"):
+        new_machine("machine-3")
+    machine = new_machine("machine-4")
+    assert not (machine.folder / "model.pt").exists()
+    assert [entry.is_left_behind for entry in entries(store)] == [True, True], "and none is lost"
 
 
 def test_an_end_without_a_word_counts_only_against_what_may_be_half_a_save(
