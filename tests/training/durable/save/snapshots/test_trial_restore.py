@@ -151,7 +151,7 @@ def test_what_a_program_twice_cannot_read_is_no_way_on_where_the_rest_is_damaged
     assert _begun_with(new_machine, ["a:1"] * 2) == [b"2", b"2"]
     for blob in read_manifest(store, entries(store)[0]).blobs:
         (Path(store.uri) / "blobs" / blob).write_bytes(b"?")
-    with pytest.raises(MachineError, match="none of the 2 checkpoints .* failed 2 times while"):
+    with pytest.raises(MachineError, match=r"none of the 2 checkpoints .* failed 2 times while"):
         new_machine("machine-3")
     machine = new_machine("machine-4")
     assert not (machine.folder / "model.pt").exists()
