@@ -9,10 +9,9 @@ from embedded_aws.server import EmbeddedAws, PortInUse
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m embedded_aws", description=__doc__)
-    parser.add_argument(
-        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
-    )
-    parser.add_argument("--region", default="us-east-1", help="default: %(default)s")
+    add = parser.add_argument
+    add("--port", type=int, default=5566, help="0 for a free one, default: %(default)s")
+    add("--region", default="us-east-1", help="default: %(default)s")
     options = parser.parse_args()
     try:
         with contextlib.suppress(KeyboardInterrupt), EmbeddedAws(**vars(options)) as aws:

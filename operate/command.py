@@ -101,12 +101,11 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, text: str, act: Any, about: str = _RUN) -> Any:
         added = verbs.add_parser(name, help=text, description=text)
-        added.add_argument(
-            "run", nargs="?", metavar="RUN" if about is _RUN else "PLACE", help=about
-        )
-        added.add_argument("--json", action="store_true", help="print JSON")
         added.set_defaults(act=act)
-        return added.add_argument
+        add = added.add_argument
+        add("run", nargs="?", metavar="RUN" if about is _RUN else "PLACE", help=about)
+        add("--json", action="store_true", help="print JSON")
+        return add
 
     verb("list", "every run", lambda o: list_runs(o.run), _PLACE)
     verb("status", "state, machine, step, time left, dollars; refreshes in a terminal", _status)

@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,13 @@ _RUN_URI = re.compile(r"\0training\0(?:run|sweep)\0.*--runs?-uri[=\0]([^\0]+)")
 def say(text: str) -> None:
     """Inform a person on stderr, apart from what the verb prints."""
     print(shown(text), file=sys.stderr, flush=True)
+
+
+def carry_out(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
+    """Run another of our commands, which prints to stderr; exit with its code if it fails."""
+    with redirect_stdout(sys.stderr):
+        if code := command(arguments):
+            raise SystemExit(code)
 
 
 def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
@@ -117,10 +125,7 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
         )
     if head is not None and head.state == "failed":
         say(f"it had failed: {head.reason}")
-        options = ("--run-uri", run.uri, "--reason", reason)
-        with redirect_stdout(sys.stderr):
-            if code := training(["reopen", *options]):
-                raise SystemExit(code)
+        carry_out(training, ["reopen", "--run-uri", run.uri, "--reason", reason])
     if run.folder is not None:
         say("now start its command again")
     elif not run.stack:

@@ -1,16 +1,14 @@
 """`runs download` and `open`: fetch weights, checkpoints and the report; replace no file."""
 
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
-from contract.readable import shown
+from operate.control import carry_out, say
 from operate.runs import OperatedRun
 from training import main as training
 from training.durable import OpenRun, Store, write_report
@@ -42,13 +40,11 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
     files = [out / key for key in keys]
     if existing := [str(path) for path in files if path.exists()]:
         raise UserError(f"{existing[0]} already exists and is not replaced; use another --out")
-    with redirect_stdout(sys.stderr):
-        if checkpoint is not None:
-            options = ("--run-uri", run.uri, "--checkpoint", name, "--out", str(files[0]))
-            if code := training(["export", *options]):
-                raise SystemExit(code)
-        else:
-            _fetch(run.store, {key: sizes[key] for key in keys}, out)
+    if checkpoint is not None:
+        options = ("--run-uri", run.uri, "--checkpoint", name, "--out", str(files[0]))
+        carry_out(training, ["export", *options])
+    else:
+        _fetch(run.store, {key: sizes[key] for key in keys}, out)
     return {"run": run.id, "done": f"is in {out}", "files": [str(path) for path in files]}
 
 
@@ -62,7 +58,7 @@ def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
         raise UserError(f"cannot write to {out}: {error.strerror}; use another --out") from error
     with temporary as fetched:
         for number, (key, size) in enumerate(sizes.items()):
-            print(shown(f"{out / key}, {size / 1e6:.1f} MB"), flush=True)
+            say(f"{out / key}, {size / 1e6:.1f} MB")
             store.get_file(key, Path(fetched, f"{number}"))
         for number, key in enumerate(sizes):
             Path(fetched, f"{number}").replace(out / key)

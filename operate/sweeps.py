@@ -3,10 +3,8 @@
 A sweep's jobs are those in its jobs.json (stacks/sagemaker); a sweep in a folder has none.
 """
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 from contract.errors import UserError
 from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
-from operate.control import say, stop_process
+from operate.control import carry_out, say, stop_process
 from operate.runs import run_buckets
 from stacks import JobState, QueuedSweep
 from training.durable import SweptRuns, open_store
@@ -127,9 +125,7 @@ def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
     else:
         from stacks import sagemaker_command
 
-        with redirect_stdout(sys.stderr):
-            if code := sagemaker_command(sweep.queued.arguments):
-                raise SystemExit(code)
+        carry_out(sagemaker_command, sweep.queued.arguments)
     return {"run": sweep.id, "done": "resumes what is unfinished"}
 
 

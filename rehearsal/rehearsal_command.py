@@ -393,28 +393,25 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     commands = parser.add_subparsers(dest="command", required=True)
     _add_demo(commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove"))
     drill = commands.add_parser("drill", help="rehearse what can go wrong, each to its end")
-    drill.add_argument(
-        "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
-    )
+    add = drill.add_argument
+    add("names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all")
     _add_machine(drill)
     _add_fleet(drill)
-    drill.add_argument("--list", action="store_true", help="show the drills and run none")
-    drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
-    drill.add_argument("--json", action="store_true", help="print the table as JSON")
+    add("--list", action="store_true", help="show the drills and run none")
+    add("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
+    add("--json", action="store_true", help="print the table as JSON")
     many = commands.add_parser("many", help="many runs side by side, a third of them interrupted")
-    many.add_argument("--runs", type=int, default=20, help="stacks, default: %(default)s")
-    many.add_argument(
-        "--at-once", type=int, default=os.cpu_count(), help="machines, default: one per core"
-    )
+    add = many.add_argument
+    add("--runs", type=int, default=20, help="stacks, default: %(default)s")
+    add("--at-once", type=int, default=os.cpu_count(), help="machines, default: one per core")
     _add_fleet(many, MIXED)
-    many.add_argument("--out", type=Path, default=Path("out/many"), help="default: %(default)s")
-    many.add_argument("--json", action="store_true", help="print the table as JSON")
+    add("--out", type=Path, default=Path("out/many"), help="default: %(default)s")
+    add("--json", action="store_true", help="print the table as JSON")
     many.set_defaults(machine=PROCESS)
     aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
-    aws.add_argument(
-        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
-    )
-    aws.add_argument(
+    add = aws.add_argument
+    add("--port", type=int, default=5566, help="0 for a free one, default: %(default)s")
+    add(
         "--machines",
         action="store_true",
         help="boot the machines that a deployed stack requests, as processes; tick its Guard",

@@ -34,20 +34,17 @@ from review.verdict import Review, judge
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m review", description=__doc__)
-    parser.add_argument("base", nargs="?", default="main", help="branch or commit, default: main")
-    parser.add_argument(
-        "--deployed", action="store_true", help="compare with the deployed stacks, not with BASE"
-    )
-    parser.add_argument(
-        "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="for both sides"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("base", nargs="?", default="main", help="branch or commit, default: main")
+    add("--deployed", action="store_true", help="compare with the deployed stacks, not with BASE")
+    add("-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="for both sides")
+    add(
         "--fail-on",
         choices=("data-loss", "destructive", "never"),
         default="data-loss",
         help="what sets exit code 1; destructive: any replacement or removal",
     )
-    parser.add_argument(
+    add(
         "--accept",
         action="append",
         choices=PROTECTIONS,
@@ -55,8 +52,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="what may be lost: alarms, the Guard, IMDSv2 only, closed doors, narrow permissions, "
         "encryption, logs and old versions, machines that boot",
     )
-    parser.add_argument("--json", action="store_true", help="print facts as JSON, not the comment")
-    parser.add_argument("--output", type=Path, help="also write the comment to this file")
+    add("--json", action="store_true", help="print facts as JSON, not the comment")
+    add("--output", type=Path, help="also write the comment to this file")
     return parser.parse_args(arguments)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -94,13 +95,11 @@ class DeployedStacks:
         missing = self.aws.engine.missing_resources(stacks)
         if missing:
             raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         for stack in stacks:
             found = self.aws.client("cloudformation").describe_stack_resources(StackName=stack)
-            for resource in found["StackResources"]:
-                kind = resource["ResourceType"]
-                counts[kind] = counts.get(kind, 0) + 1
-        self.children.say(f"{sum(counts.values())} resources exist, each checked by its own API")
+            counts.update(resource["ResourceType"] for resource in found["StackResources"])
+        self.children.say(f"{counts.total()} resources exist, each checked by its own API")
         return counts
 
     def fleet(

@@ -55,18 +55,15 @@ _TRAINED: Options = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "workload", metavar="MODEL", help="package.module:function, CONFIG.json or a Hub's name"
-    )
-    parser.add_argument("--size", help="instance type, such as g5.2xlarge (default: rank all)")
-    parser.add_argument("--sizes", help="rank these, separated by commas, or a family")
-    parser.add_argument("--steps", type=int, help="replaces --samples and --epochs")
+    add = parser.add_argument
+    add("workload", metavar="MODEL", help="package.module:function, CONFIG.json or a Hub's name")
+    add("--size", help="instance type, such as g5.2xlarge (default: rank all)")
+    add("--sizes", help="rank these, separated by commas, or a family")
+    add("--steps", type=int, help="replaces --samples and --epochs")
     add_options(parser, _TRAINED)
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="save the counts to FILE")
+    add("--keep", type=Path, metavar="FILE", help="save the counts to FILE")
     add_request_arguments(parser)
-    parser.add_argument(
-        "--explain", action="store_true", help="with --size: also show every figure's basis"
-    )
+    add("--explain", action="store_true", help="with --size: also show every figure's basis")
 
 
 def run(arguments: argparse.Namespace) -> int:

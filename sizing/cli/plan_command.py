@@ -41,17 +41,14 @@ _BAR = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("workload", nargs="?", help="as in `python -m training run --workload`")
-    parser.add_argument("--recipe", default="full", help="default: %(default)s")
-    parser.add_argument("--size", help="instance type, such as g5.2xlarge (--run: as planned)")
-    parser.add_argument("--run", dest="folder", type=Path, help="review this finished run instead")
-    parser.add_argument(
-        "--calibrate", action="store_true", help="with --run: save its constants for later plans"
-    )
+    add = parser.add_argument
+    add("workload", nargs="?", help="as in `python -m training run --workload`")
+    add("--recipe", default="full", help="default: %(default)s")
+    add("--size", help="instance type, such as g5.2xlarge (--run: as planned)")
+    add("--run", dest="folder", type=Path, help="review this finished run instead")
+    add("--calibrate", action="store_true", help="with --run: save its constants for later plans")
     add_request_arguments(parser)
-    parser.add_argument(
-        "--explain", action="store_true", help="show GPU memory by part, and every figure's basis"
-    )
+    add("--explain", action="store_true", help="show GPU memory by part, and every figure's basis")
 
 
 def run(arguments: argparse.Namespace) -> int:

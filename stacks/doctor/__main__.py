@@ -151,13 +151,12 @@ def _show(found: Diagnosis) -> None:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stacks.doctor", description=__doc__)
-    parser.add_argument(
-        "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="as for cdk"
-    )
-    parser.add_argument("--profile", help="a profile of ~/.aws/config")
-    parser.add_argument("--json", action="store_true")
+    add = parser.add_argument
+    add("-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="as for cdk")
+    add("--profile", help="a profile of ~/.aws/config")
+    add("--json", action="store_true")
     whose = "only check whose stacks this command of the CDK CLI would change"
-    parser.add_argument("--before", choices=("deploy", "destroy"), help=whose)
+    add("--before", choices=("deploy", "destroy"), help=whose)
     if "--before" in arguments:  # then with the other options of that command
         return parser.parse_known_args(arguments)[0]
     return parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.trainer_options import OPTIONS
+from sizing import markdown_table
 from stacks.parameters import StackParameters
 from stacks.parameters.context import CDK_JSON, LEFT_OPEN, defaults
 from stacks.parameters.decisions import ORIGINS
@@ -63,7 +64,8 @@ def page() -> str:
         default = _shown(usual[name])
         default += f": {ORIGINS[name]}" if default in LEFT_OPEN else ""
         meaning = f"{kind.meaning} ({kind.range})" if kind.range else kind.meaning
-        rows.append((f"`{name}`", meaning, default, f"`-c {name}={_quoted(kind.example)}`"))
+        example = f'"{kind.example}"' if " " in kind.example else kind.example
+        rows.append((f"`{name}`", meaning, default, f"`-c {name}={example}`"))
     meaning = "a tag on everything that takes tags; any number of them"
     rows.append(("`tags.KEY`", meaning, "-", "`-c tags.team=vision`"))
     options = []
@@ -71,23 +73,15 @@ def page() -> str:
         text = usual.get(f"train.{option.name}", option.default)
         form = option.form.replace("|", "\\|")
         options.append((f"`train.{option.name}`", option.means, f"`{form}`", _shown(text)))
-    return "\n".join(
-        [
-            INTRODUCTION,
-            *_markdown(("parameter", "meaning", "default", "example"), rows),
-            TRAINER,
-            *_markdown(("option", "meaning", "values", "default"), options),
-            "",
-        ]
+    tables = (
+        _markdown(("parameter", "meaning", "default", "example"), rows),
+        _markdown(("option", "meaning", "values", "default"), options),
     )
+    return "\n".join([INTRODUCTION, tables[0], TRAINER, tables[1], ""])
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"' if " " in text else text
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return markdown_table([dict(zip(head, row, strict=True)) for row in rows])
 
 
 def _show(rows: Sequence[Mapping[str, object]]) -> None:

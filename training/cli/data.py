@@ -90,18 +90,17 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     upload.add_argument("--dataset-uri", required=True, help=_URI)
     upload.set_defaults(act=_upload)
     sync = commands.add_parser("sync", help="fetch what is missing and verify everything")
-    sync.add_argument("--dataset-uri", required=True, help=_URI)
-    sync.add_argument("--out", required=True, type=Path)
-    sync.add_argument(
+    add = sync.add_argument
+    add("--dataset-uri", required=True, help=_URI)
+    add("--out", required=True, type=Path)
+    add(
         "--wait-seconds",
         type=argument_type(parse_seconds),
         default=0.0,
         help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
     )
-    sync.add_argument(
-        "--begun-file", type=Path, help="count here what is there, once a trainer can open it"
-    )
-    sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
+    add("--begun-file", type=Path, help="count here what is there, once a trainer can open it")
+    add("--run-uri", help="write events dataset-missing and dataset-synced there")
     add_writer(sync, "writer of these events")
     sync.set_defaults(act=_sync)
 

@@ -40,16 +40,13 @@ _OF_RECIPE = ("moved_bytes", "optimizer_kernels", "optimizer_moved_bytes")
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `measure`."""
-    parser.add_argument("--workload", help="default: every known workload")
-    parser.add_argument("--recipe", help="default: every recipe of the workload")
+    add = parser.add_argument
+    add("--workload", help="default: every known workload")
+    add("--recipe", help="default: every recipe of the workload")
     add_override(parser, "measure a changed recipe: printed, and written only to another --out")
-    parser.add_argument(
-        "--out", type=Path, default=_DEFAULT_OUT, help="the file to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the file differs"
-    )
-    parser.add_argument("--json", action="store_true", help="print the footprints as JSON")
+    add("--out", type=Path, default=_DEFAULT_OUT, help="the file to write (default: %(default)s)")
+    add("--check", action="store_true", help="write nothing; exit 1 if the file differs")
+    add("--json", action="store_true", help="print the footprints as JSON")
     parser.set_defaults(act=_measure)
 
 

@@ -27,12 +27,11 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         "Every run writes it at its end; this writes it at any time, and copies it to --out. For a "
         "sweep (its --runs-uri): curves over its runs, hyperparameters against results."
     )
-    parser.add_argument("--run-uri", required=True, help=RUN_URI)
-    parser.add_argument("--out", type=Path, help="also write the page to this file")
-    parser.add_argument(
-        "--usd-per-hour", type=positive, help="price of the machine, to show costs in dollars"
-    )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    add = parser.add_argument
+    add("--run-uri", required=True, help=RUN_URI)
+    add("--out", type=Path, help="also write the page to this file")
+    add("--usd-per-hour", type=positive, help="price of the machine, to show costs in dollars")
+    add("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(act=_report)
 
 
@@ -83,10 +82,11 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
         "tensorboard --logdir FOLDER. With --follow it continues until the run has ended or Ctrl-C "
         "is pressed; steps repeated after an interruption replace the earlier ones."
     )
-    parser.add_argument("--run-uri", required=True, help=RUN_URI)
-    parser.add_argument("--out", required=True, type=Path, help="the log folder")
-    parser.add_argument("--follow", action="store_true", help="keep up with a run in progress")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--run-uri", required=True, help=RUN_URI)
+    add("--out", required=True, type=Path, help="the log folder")
+    add("--follow", action="store_true", help="keep up with a run in progress")
+    add(
         "--poll-seconds",
         type=positive,
         default=5.0,

@@ -197,12 +197,9 @@ def add_sagemaker(parser: argparse.ArgumentParser) -> None:
         "/opt/ml/model. SIGTERM is a notice of 120 s: the run is saved, and the container waits "
         "for its end, so that the job counts neither as completed nor as failed."
     )
-    parser.add_argument(
-        "verb", nargs="?", choices=["train"], help="what SageMaker adds to the image's entry point"
-    )
-    parser.add_argument(
-        "--ml-root", type=Path, default=Path("/opt/ml"), help="default: %(default)s"
-    )
+    add = parser.add_argument
+    add("verb", nargs="?", choices=["train"], help="what SageMaker adds to the image's entry point")
+    add("--ml-root", type=Path, default=Path("/opt/ml"), help="default: %(default)s")
     parser.set_defaults(act=_act)
 
 

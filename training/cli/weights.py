@@ -40,21 +40,20 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         "file with workload, recipe, config, stage, step and metrics in its metadata. For a "
         "program's run, write a snapshot of its checkpoint folder, the newest by default."
     )
-    parser.add_argument("--run-uri", required=True, help=RUN_URI)
-    parser.add_argument("--checkpoint", help=_CHECKPOINT)
-    parser.add_argument(
-        "--out", required=True, type=Path, help="the file to write; for a snapshot a new folder"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--run-uri", required=True, help=RUN_URI)
+    add("--checkpoint", help=_CHECKPOINT)
+    add("--out", required=True, type=Path, help="the file to write; for a snapshot a new folder")
+    add(
         "--format",
         help="another library's: torchvision, timm, torch.export or huggingface, if the workload "
         "has it, or dcp (torch.distributed.checkpoint)",
     )
-    parser.add_argument(
+    add(
         "--dataset-uri",
         help="the run's dataset: its classes and preprocessing, or its tokenizer, go along",
     )
-    parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
+    add("--json", action="store_true", help="print the metadata as JSON")
     parser.set_defaults(act=_export)
 
 
@@ -75,41 +74,39 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         "own, as pictures. With --prompt: how a language model continues a text."
     )
     _add_subject(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--images",
         type=Path,
         help="your own image or folder of images, instead of a split: what is found goes to the "
         "folder --out; the dataset names the classes",
     )
-    parser.add_argument(
-        "--prompt", action="append", help="a text to continue, instead of a split; repeatable"
-    )
-    parser.add_argument(
+    add("--prompt", action="append", help="a text to continue, instead of a split; repeatable")
+    add(
         "--temperature",
         type=float,
         default=0.0,
         help="of drawn tokens; 0, the default, takes the likeliest",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of drawn tokens (default: 0)")
-    parser.add_argument(
-        "--tokens", type=int, default=0, help="at most so many (default: the recipe's)"
-    )
-    parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
+    add("--seed", type=int, default=0, help="of drawn tokens (default: 0)")
+    add("--tokens", type=int, default=0, help="at most so many (default: the recipe's)")
+    add("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-uri", required=True, help=RUN_URI)
-    parser.add_argument("--checkpoint", help=_CHECKPOINT)
-    parser.add_argument("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--run-uri", required=True, help=RUN_URI)
+    add("--checkpoint", help=_CHECKPOINT)
+    add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix")
+    add(
         "--split",
         default="validation",
         choices=SPLITS,
         help="default: %(default)s",
     )
-    parser.add_argument("--stage", help="default: the Train stage that the weights come from")
-    parser.add_argument("--scratch", type=Path, help="local folder (default: a temporary one)")
+    add("--stage", help="default: the Train stage that the weights come from")
+    add("--scratch", type=Path, help="local folder (default: a temporary one)")
 
 
 def _export(options: argparse.Namespace) -> int:

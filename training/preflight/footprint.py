@@ -369,64 +369,58 @@ def _flops_and_kept_bytes(
     return flops, shares, round(kept.bytes * max(1.0, flops / max(once, 1)))
 
 
+@dataclass(slots=True)
 class _Step:
     """One optimizer step as training/engine/learner.py makes it."""
 
-    def __init__(
-        self,
-        stage: Train,
-        model: nn.Module,
-        optimizer: Optimizer,
-        batch: Batch,
-        weight: float,
-        memory: LiveMemory,
-    ) -> None:
-        self.output_bytes = 0
-        self._stage = stage
-        self._model = model
-        self._optimizer = optimizer
-        self._batch = batch
-        self._weight = weight
-        self._memory = memory
-        model.register_forward_hook(self._see_output)
-        for group in optimizer.param_groups:
+    stage: Train
+    model: nn.Module
+    optimizer: Optimizer
+    batch: Batch
+    weight: float
+    memory: LiveMemory
+    output_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.model.register_forward_hook(self._see_output)
+        for group in self.optimizer.param_groups:
             # What torch chooses for tensors on a GPU.
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
-        if stage.settings.optimizer_in_backward:
-            step_in_backward(optimizer)
+        if self.stage.settings.optimizer_in_backward:
+            step_in_backward(self.optimizer)
 
     def run(self, num_micro: int, size: int) -> None:
         """Compute gradients of `num_micro` equal micro-batches of `size`, then run the optimizer.
 
         While the last of them is computed, sums of the step's earlier ones wait to be added.
         """
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         aside: list[Tensor] = []
         for number in range(num_micro):
             if number == num_micro - 1:
-                num_of_step = math.ceil(self._stage.settings.global_batch / size)
-                aside = sums_set_aside(self._model, num_of_step)
+                num_of_step = math.ceil(self.stage.settings.global_batch / size)
+                aside = sums_set_aside(self.model, num_of_step)
             self.forward_backward()
         aside.clear()
-        self._memory.phase = "optimizer"
-        if self._stage.settings.clip_norm is not None:
+        self.memory.phase = "optimizer"
+        if self.stage.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(
-                self._model.parameters(), self._stage.settings.clip_norm, foreach=True
+                self.model.parameters(), self.stage.settings.clip_norm, foreach=True
             )
-        if not self._stage.settings.optimizer_in_backward:
-            what = f"its optimizer {type(self._optimizer).__name__} reads data"
-            with refusing_reads(self._stage.name, what, "measure it with another optimizer"):
-                self._optimizer.step()
+        if not self.stage.settings.optimizer_in_backward:
+            what = f"its optimizer {type(self.optimizer).__name__} reads data"
+            with refusing_reads(self.stage.name, what, "measure it with another optimizer"):
+                self.optimizer.step()
 
     def forward_backward(self) -> None:
-        self._memory.phase = "forward"
-        with autocast(self._stage.settings.precision, _CPU):
-            loss = _loss(self._stage, self._model, self._batch)
-            scaled = loss.total / self._weight
+        self.memory.phase = "forward"
+        with autocast(self.stage.settings.precision, _CPU):
+            loss = _loss(self.stage, self.model, self.batch)
+            scaled = loss.total / self.weight
             if loss.mean is not None:
                 scaled = scaled + loss.mean
-        self._memory.phase = "backward"
+        self.memory.phase = "backward"
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def _see_output(self, model: nn.Module, arguments: Any, output: Any) -> None:

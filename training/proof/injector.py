@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -198,26 +198,23 @@ def _write_notice(path: Path, seconds: float) -> None:
     part.rename(path)
 
 
+@dataclass(slots=True)
 class Injector:
     """Writes a rank's status, and sends the attempt's first kill whose point the rank reaches."""
 
-    def __init__(
-        self,
-        statuses: Sequence[StatusFile],
-        rank: int,
-        kills: Sequence[Kill] = (),
-        *,
-        is_in_extra_time: Callable[[], bool] = lambda: False,
-        is_noticed: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.status = statuses[rank]
-        self._rank = rank
-        self._is_in_extra_time = is_in_extra_time
-        self._is_noticed = is_noticed
-        self._statuses = statuses
-        self._kills = kills
-        self._counts: Counter[tuple[str, Side]] = Counter()
-        self._lock = threading.Lock()
+    statuses: Sequence[StatusFile]
+    rank: int
+    kills: Sequence[Kill] = ()
+    _: KW_ONLY
+    is_in_extra_time: Callable[[], bool] = lambda: False
+    is_noticed: Callable[[], bool] = lambda: True
+    _counts: Counter[tuple[str, Side]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def status(self) -> StatusFile:
+        """The rank's own."""
+        return self.statuses[self.rank]
 
     @contextmanager
     def doing(self, phase: str, stage: str = "", number: int = 0) -> Iterator[None]:
@@ -225,7 +222,7 @@ class Injector:
         slot = 0 if threading.current_thread() is threading.main_thread() else 1
         before = self.status.read(slot)
         self.status.write(slot, phase)
-        if phase in _WORK and self._is_in_extra_time():
+        if phase in _WORK and self.is_in_extra_time():
             self.status.report_extra_time()
         self._reach(phase, "before", stage, number)
         try:
@@ -238,10 +235,10 @@ class Injector:
         with self._lock:
             self._counts[phase, side] += 1
             occurrence = self._counts[phase, side]
-        for index, kill in enumerate(self._kills):
+        for index, kill in enumerate(self.kills):
             if (kill.phase, kill.side) != (phase, side):
                 continue
-            if kill.observed_rank not in (None, self._rank) or kill.stage not in ("", stage):
+            if kill.observed_rank not in (None, self.rank) or kill.stage not in ("", stage):
                 continue
             left = kill.occurrence - (number if kill.stage else occurrence)
             if kill.kind == "held" and 0 < left <= _NUM_SLOW:
@@ -251,19 +248,19 @@ class Injector:
 
     def _hit(self, index: int, kill: Kill, phase: str) -> None:
         if kill.observed_rank is None:
-            kill = replace(kill, target_rank=self._rank)
+            kill = replace(kill, target_rank=self.rank)
         try:
             # One attempt has one kill, though several ranks may reach its point.
             (self.status.folder / "hit").touch(exist_ok=False)
         except FileExistsError:
             return
         self.status.report_hit(index, phase)
-        if not send(kill, self._statuses):
+        if not send(kill, self.statuses):
             self.status.report_hit(index, "")
         # The thread that handles the signal must have a chance to run.
         time.sleep(_HELD_SECONDS if kill.kind == "held" else 0.01)
         end = time.monotonic() + (_ARRIVAL_SECONDS if kill.stage else 0.0)
-        while not self._is_noticed() and time.monotonic() < end:
+        while not self.is_noticed() and time.monotonic() < end:
             time.sleep(0.01)
 
 

@@ -341,21 +341,19 @@ class Torture:
         return outcome, result.seconds
 
 
+@dataclass(slots=True)
 class _Run:
     """One run: killed until it is finished or has had its share."""
 
-    def __init__(self, torture: Torture, name: str, variant: Variant, seconds: float) -> None:
-        self.name = name
-        self._torture = torture
-        self._runs = torture.runs
-        self._totals = torture.totals
-        self._variant = variant
-        self._seconds = seconds  # of the uninterrupted run
-        self._known: dict[str, bool] = {}
+    _torture: Torture
+    name: str
+    _variant: Variant
+    _seconds: float  # of the uninterrupted run
+    _known: dict[str, bool] = field(default_factory=dict)
 
     def torture(self, rng: random.Random, kinds: Deck[Kind], sizes: Deck[Size], end: int) -> None:
         """Kill it, until all runs together have had `end` kills; then let it finish."""
-        totals, kills = self._totals, 0
+        totals, kills = self._torture.totals, 0
         totals.runs += 1
         for what, label in self._variant.labels.items():
             totals.runs_with.setdefault(what, Counter())[label] += 1
@@ -367,7 +365,7 @@ class _Run:
                 rng,
                 kind,
                 run_seconds=self._seconds,
-                ttl_seconds=self._runs.request.ttl_seconds,
+                ttl_seconds=self._torture.runs.request.ttl_seconds,
                 is_fresh=self._torture.drawn % _FRESH_ONE_IN == 0,
                 size=size,
             )
@@ -383,14 +381,14 @@ class _Run:
 
     def compare(self, reference: RunOutcome) -> None:
         """Compare the finished run with the uninterrupted one."""
-        totals, head = self._totals, Head.read(self._store)
+        totals, head = self._torture.totals, Head.read(self._store)
         if not self._is_over:
             self._differs(["the run did not finish"])
             return
         if head is None or head.state != "finished":
             self._differs([f"the run failed: {head.reason if head else 'no head'}"])
             return
-        outcome = self._runs.outcome(self.name)
+        outcome = self._torture.runs.outcome(self.name)
         totals.steps += len(outcome.steps)
         totals.steps_repeated += outcome.num_steps_done - len(outcome.steps)
         totals.steps_gained += outcome.num_steps_gained
@@ -401,7 +399,7 @@ class _Run:
 
     def experiment(self, experiment: Experiment, size: Size) -> list[AttemptResult]:
         """Run one or two attempts of this size."""
-        runs, variant = self._runs, self._variant
+        runs, variant = self._torture.runs, self._variant
         is_held = any(kill.kind == "held" for kill in experiment.kills)
         results = runs.attempt(
             self.name,
@@ -414,24 +412,24 @@ class _Run:
             budget_seconds=_HELD_BUDGET_SECONDS if is_held else runs.request.budget_seconds,
             most_seconds=_HANG_SECONDS + 10 * self._seconds,
         )
-        self._totals.attempts = runs.num_attempts
-        self._totals.fresh_attempts += experiment.is_fresh
+        self._torture.totals.attempts = runs.num_attempts
+        self._torture.totals.fresh_attempts += experiment.is_fresh
         return results
 
     def _checked(self, experiment: Experiment, size: Size) -> list[AttemptResult]:
         """Run and count the attempts, and find what must never happen."""
         results = self.experiment(experiment, size)
         # A store on the network may have failed by itself.
-        is_store_faulty = self._runs.uri.startswith("s3://")
+        is_store_faulty = self._torture.runs.uri.startswith("s3://")
         for attempt in results:
-            self._totals.count(attempt, size)
+            self._torture.totals.count(attempt, size)
             wrong = _unexpected_exit(attempt, is_store_faulty=is_store_faulty)
             self._differs([f"an attempt {why}" for why in wrong])
         self._differs(broken_promises(self._store, self._known))
         return results
 
     def _differs(self, found: Sequence[str]) -> None:
-        known = self._totals.differences
+        known = self._torture.totals.differences
         known += [line for why in found if (line := f"{self.name}: {why}") not in known]
 
     def _say(self, line: str) -> None:
@@ -439,7 +437,7 @@ class _Run:
 
     @property
     def _store(self) -> Store:
-        return self._runs.store(self.name)
+        return self._torture.runs.store(self.name)
 
     @property
     def _is_over(self) -> bool:
