@@ -195,7 +195,7 @@ class Reservations:
                 continue
             except (ValueError, KeyError, TypeError):
                 pid, started, request = 0, None, None
-            if request is None or started is None or started_at(pid) != started:
+            if request is None or started is None or _started(pid) != started:
                 # Another user's file is deleted by a later run of that user.
                 with suppress(OSError):
                     path.unlink()
@@ -204,7 +204,7 @@ class Reservations:
 
     def _write(self, name: str, request: ResourceRequest) -> None:
         """Write this process's reservation atomically, and readable by every user."""
-        record = {"pid": os.getpid(), "began": started_at(os.getpid()), "need": asdict(request)}
+        record = {"pid": os.getpid(), "began": _started(os.getpid()), "need": asdict(request)}
         part = self._folder / f".{name}.part"
         part.write_text(json.dumps(record))
         part.chmod(0o644)
@@ -237,7 +237,7 @@ def _parse(data: bytes) -> tuple[int, str | None, ResourceRequest]:
     return int(record["pid"]), record["began"], ResourceRequest(**need)
 
 
-def started_at(pid: int) -> str | None:
+def _started(pid: int) -> str | None:
     """Start time of a process in clock ticks since boot, as ids are reused; None if it exited."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

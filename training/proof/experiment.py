@@ -28,7 +28,6 @@ from contract.program import LOSSES
 from contract.verify import broken_rules
 from training import Workload
 from training.durable import Head, History, LocalDataset, Store, Weights, open_store
-from training.preflight.admission import started_at
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.injector import Kill, send, send_signal
 
@@ -310,7 +309,7 @@ class _Child:
         """Wait until all ranks have exited after rank 0; kill those that do not."""
         end = time.monotonic() + _OUTLIVING_SECONDS
         left = list(range(1, len(self._statuses)))
-        while left := [rank for rank in left if started_at(self._statuses[rank].pid)]:
+        while left := [rank for rank in left if _is_running(self._statuses[rank].pid)]:
             if time.monotonic() > end:
                 self.outlived_by = tuple(left)
                 self.end()
@@ -411,6 +410,15 @@ def _is_time_for_second(experiment: Experiment, first: _Child) -> bool:
     if any(kill.kind == "zombie" for kill in experiment.kills):
         return first.stopped_at is not None
     return time.monotonic() - first.began >= experiment.second_after_seconds
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process is alive, even if it is not this one's child (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def refuse_started_cuda(workload: str) -> None:

@@ -34,8 +34,8 @@ from training.preflight.admission import (
     Reservations,
     ResourceRequest,
     _Reservation,
+    _started,
     refuse_oversubscription,
-    started_at,
     too_many_threads,
 )
 from training.preflight.preflight import resource_request
@@ -272,7 +272,7 @@ def test_every_user_may_write_where_reservations_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("need", [{"run": 1}, {"data_mib": "x"}, {"data_mib": -1}, {"more": 1}])
 def test_a_reservation_that_nobody_made_holds_nothing(tmp_path: Path, need: Any) -> None:
     good = asdict(ResourceRequest(run="a", data_mib=1, loader_workers=0, threads=1))
-    record = {"pid": os.getppid(), "began": started_at(os.getppid()), "need": good}
+    record = {"pid": os.getppid(), "began": _started(os.getppid()), "need": good}
     (tmp_path / "1-x.json").write_text(json.dumps(record))
     (held,) = Reservations(tmp_path).others()
     assert held.request.data_mib == 1
