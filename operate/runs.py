@@ -58,7 +58,7 @@ class OperatedRun:
     def opened(self) -> OpenRun:
         """Open it; UserError if it has not begun."""
         if self.stack and self.head is None:
-            raise UserError(f"{self.id} has no {HEAD}: `runs status {self.id}` says why")
+            raise UserError(f"{self.id} has no {HEAD}; what it waits for: runs status {self.id}")
         return OpenRun.at(self.uri)
 
     @cached_property

@@ -438,8 +438,9 @@ def _stack_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> O
 
         @property
         def head(self) -> Any:
+            first = types.SimpleNamespace(step=0, program_step=None)
             return types.SimpleNamespace(
-                state=self.states[0], is_ended=self.states[0] == "failed", checkpoints=()
+                state=self.states[0], is_ended=self.states[0] == "failed", checkpoints=(first,)
             )
 
     monkeypatch.setattr(SpotFleet, "set_capacity", lambda *_: None)

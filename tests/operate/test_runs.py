@@ -162,7 +162,7 @@ def test_what_has_not_begun_is_not_said_to_be_at_the_wrong_uri(tmp_path: Path) -
         lambda: open_report(run, in_browser=False),
     ]
     for act in acts:
-        with pytest.raises(UserError, match=r"^mine has no head\.json: `runs status mine`"):
+        with pytest.raises(UserError, match=r"^mine has no head\.json; what it waits for: runs st"):
             act()
 
 
