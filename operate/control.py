@@ -41,7 +41,7 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
         sight = look(run) if run.stack else None
         if sight is None or not (sight.capacity or sight.live):
             raise UserError(f"{run.id} is {head.state} already")
-        say(f"{run.id} is {head.state}, and its fleet still runs")
+        say(f"{run.id} is {head.state}; its {'fleet' if sight.capacity else 'machine'} still runs")
     if run.folder is not None:
         stop_process(run.folder)
     elif run.stack:
@@ -51,7 +51,8 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
         raise UserError(f"no stack of this account and region trains {run.id}")
     head = run.head
     step = committed_step(head) or 0
-    done = f"is stopped, saved at step {step}"
+    is_saved = committed_step(head) is not None
+    done = "is stopped, " + (f"saved at step {step}" if is_saved else "before its first commit")
     if head is not None and head.state == "running":
         done = f"is stopped, but ended before it could save: its last commit is of step {step}"
     if head is not None and head.is_ended:  # a machine trains on until its notice ends
@@ -63,10 +64,8 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
 def _stop_fleet(run: OperatedRun, reason: str) -> None:
     sight, fleet = look(run), StackFleet.of(run.outputs["FleetIdOutput"])
     if sight.capacity or fleet.is_new():
-        host = socket.gethostname()
-        text = f"from {host}" + (f": {reason}" if reason else "")
         fleet.send_to_zero()
-        Events(run.store, host).emit("stopped", source="person", message=text)
+        _record(run, "stopped", reason)
         say("the fleet is at zero: its machine saves and ends")
     # A Spot fleet gives its on-demand machines no notice; they also save at a shutdown.
     for one in sight.live:
@@ -79,6 +78,11 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
             left = next(one.id for one in sight.machines if not one.is_gone)
             raise UserError(f"the fleet is at zero, but {left} has not ended; try again")
         time.sleep(_POLL_SECONDS)
+
+
+def _record(run: OperatedRun, what: str, reason: str) -> None:
+    host, why = socket.gethostname(), f": {reason}" if reason else ""
+    Events(run.store, host).emit(what, source="person", message=f"from {host}{why}")
 
 
 def _refuse_deploy(run: OperatedRun, done: str) -> None:
@@ -133,7 +137,10 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     elif not (fleet := StackFleet.of(run.outputs["FleetIdOutput"])).read_capacity()[0]:
         _refuse_deploy(run, "nothing was requested")
         fleet.set_capacity(1, run.settings.on_demand_base)
+        _record(run, "requested", reason)
         say("the fleet requests a machine")
+    else:
+        say(f"its fleet requests one already; `runs status {run.id}` says what it waits for")
     step = committed_step(head) or 0
     return {"run": run.id, "done": f"resumes from step {step}", "committed_step": step}
 

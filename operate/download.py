@@ -11,13 +11,13 @@ from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.control import carry_out, say
 from operate.runs import OperatedRun
 from training import main as training
-from training.durable import OpenRun, Store, write_report
+from training.durable import Store, write_report
 
 
 def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:
     """Fetch a run's weights with report and receipt, or a checkpoint as `export` writes it."""
     out = folder or Path(run.id)
-    opened = OpenRun.at(run.uri)
+    opened = run.opened()
     # Listed after the head was read: once that says finished, every file is there.
     sizes = run.store.sizes("") if checkpoint is None else {}
     keys = [key for key in sizes if key.startswith(FINAL_FILES) or key in (RECEIPT, REPORT)]
@@ -66,7 +66,7 @@ def _fetch(store: Store, sizes: Mapping[str, int], out: Path) -> None:
 
 def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:
     """Return the path of the run's up-to-date report and the address of its dashboard."""
-    opened = OpenRun.at(run.uri)
+    opened = run.opened()
     # Also of a run that has ended: its machine was paid for a little longer.
     write_report(opened.store, opened.record, opened.head)
     page = run.folder / REPORT if run.folder else Path(tempfile.mkdtemp(prefix="runs-"), REPORT)

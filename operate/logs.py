@@ -116,7 +116,7 @@ def _event_text(event: Entry) -> str:
 
 def as_line(entry: Entry) -> str:
     """Return an entry as a readable line: time if it has one, machine, text."""
-    time = str(entry.get("time", ""))[:19].replace("T", " ")
+    time = f"{str(entry['time'])[:19]}Z".replace("T", " ") if "time" in entry else ""
     # Alone, as of a text that was redrawn only the end is left.
-    columns = shown(f"{time:<19} {entry['machine']:<20}")
+    columns = shown(f"{time:<20} {entry['machine']:<20}")
     return f"{columns} {shown(entry['text'])}"

@@ -11,7 +11,7 @@ import boto3
 from contract.aws_errors import checked, settings_checked
 from contract.errors import UserError
 from contract.keys import HEAD, RUNS
-from contract.stack_names import DESCRIPTIONS
+from contract.stack_names import DESCRIPTIONS, training_id
 from stacks import GuardSettings, quick_client
 from training.durable import Head, OpenRun, Store, open_store
 
@@ -29,6 +29,11 @@ class OperatedRun:
     def id(self) -> str:
         """The last part of its URI."""
         return self.uri.rpartition("/")[2]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a person may call it: its stack also as the CDK CLI does."""
+        return self.id, self.uri, self.stack, training_id(self.stack).partition(" ")[0]
 
     @property
     def place(self) -> str:
@@ -50,6 +55,12 @@ class OperatedRun:
         """Its current head."""
         return Head.read(self.store)
 
+    def opened(self) -> OpenRun:
+        """Open it; UserError if it has not begun."""
+        if self.stack and self.head is None:
+            raise UserError(f"{self.id} has no {HEAD}; what it waits for: runs status {self.id}")
+        return OpenRun.at(self.uri)
+
     @cached_property
     def settings(self) -> GuardSettings:
         """The settings of the stack's Guard: limits, prices, the plan's forecast."""
@@ -70,13 +81,12 @@ def find_run(name: str | None) -> OperatedRun:
         return OperatedRun(uri=OpenRun.at(str(folder)).store.uri)
     known = account_runs()
     asked = name.rstrip("/") if name else None
-    found = [
-        run for run in known if (asked in (run.id, run.uri, run.stack) if asked else run.stack)
-    ]
+    found = [run for run in known if (asked in run.names if asked else run.stack)]
     if len(found) != 1:
         # Teams with prefixes of their own may each have a run of this id, and two stacks one run.
         ids = ", ".join(run.place if found else run.id for run in found or known) or "none"
-        raise UserError(f"which run is {name or 'meant'}? In this account and region: {ids}")
+        region = boto3.Session().region_name
+        raise UserError(f"which run is {name or 'meant'}? In this account and {region}: {ids}")
     return found[0]
 
 

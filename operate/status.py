@@ -69,7 +69,10 @@ def look(run: OperatedRun) -> Sight:
     """Look at the run and its machines; the ledger is updated in memory only."""
     found, now, head = run.store.get(GUARD), time.time(), run.head
     ledger = _read_ledger(run, found.data if found else None)
-    if not run.stack:
+    if not run.stack:  # no Guard looks at it any more: what ran at the last look has ended since
+        for each in ledger.attempts.values():
+            each.is_live = False
+        ledger.waiting = 0.0
         return Sight(run=run, now=now, head=head, ledger=ledger)
     every, fleet_id = instances_of_stack(run.settings), run.outputs["FleetIdOutput"]
     own = sorted((one for one in every if one.run_id == run.id), key=lambda one: one.launched)
@@ -180,10 +183,12 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     found = run.store.get(key) if key else None
     event = (History.event(found.data) if found else None) or {}
     last = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
+    # What the Guard stopped for a reason it would stop again.
+    repaired = ", once repaired" * str(event.get("name")).endswith("to-zero")
     waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
     return {
         "failed": f"`runs resume {run.id}`, once repaired: {sight.head and sight.head.reason}",
-        "stopped": f"`runs resume {run.id}` ({last or 'its fleet is at zero'})",
+        "stopped": f"`runs resume {run.id}`{repaired} ({last or 'its fleet is at zero'})",
         "waiting": f"a machine, for {waiting} so far",
         "starting": f"its machine to start training (last event: {last or 'none'})",
         "stopping": "its machine to save and end",

@@ -7,12 +7,12 @@ from contract.verify import Verdict, verify
 from operate.runs import OperatedRun
 from operate.status import look
 from stacks import quick_client
-from training.durable import History, OpenRun
+from training.durable import History
 
 
 def verify_run(run: OperatedRun) -> list[Verdict]:
     """Judge a run by every rule: what breaks it, and what there is too little of to judge."""
-    OpenRun.at(run.uri)  # refuses what is no run
+    run.opened()  # refuses what is no run
     trace = History.trace(run.store)
     if run.folder is None:
         bucket, _, prefix = run.uri.removeprefix("s3://").partition("/")

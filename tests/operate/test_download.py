@@ -27,7 +27,7 @@ def test_names_reach_no_terminal_as_they_are(
     line = as_line({"machine": "i\x1b]0;x\x07", "text": "t", "time": "\x1b]0;t\x07"})
     assert "\x1b" not in capsys.readouterr().out + line
     line = as_line({"machine": "i-1", "text": "10%|# |\r99%|##|", "time": "2026-11-30T01:02:03Z"})
-    assert line == f"2026-11-30 01:02:03 {'i-1':<20} 99%|##|"
+    assert line == f"2026-11-30 01:02:03Z {'i-1':<20} 99%|##|"
 
 
 def test_where_a_folder_cannot_be_nothing_is_fetched(tmp_path: Path) -> None:

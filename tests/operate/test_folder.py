@@ -438,9 +438,9 @@ def _stack_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> O
 
         @property
         def head(self) -> Any:
-            return types.SimpleNamespace(
-                state=self.states[0], is_ended=self.states[0] == "failed", checkpoints=()
-            )
+            state, first = self.states[0], types.SimpleNamespace(step=0, program_step=None)
+            is_ended = state == "failed"
+            return types.SimpleNamespace(state=state, is_ended=is_ended, checkpoints=(first,))
 
     monkeypatch.setattr(SpotFleet, "set_capacity", lambda *_: None)
     monkeypatch.setattr(SpotFleet, "is_new", lambda _: False)

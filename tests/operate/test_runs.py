@@ -4,6 +4,7 @@ import json
 import re
 import time
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,11 @@ import pytest
 from contract.errors import UserError
 from contract.stack_names import DESCRIPTIONS
 from operate import control
+from operate.download import download, open_report
 from operate.runs import OperatedRun, find_run
-from operate.status import Sight, look, read_status
+from operate.status import Sight, _waits_for, cost_of, look, read_status
 from operate.sweeps import find_operated_sweep
+from operate.verify import verify_run
 from stacks.guard.fleet import ON_DEMAND, SpotFleet, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import Forecast, GuardSettings
@@ -67,6 +70,21 @@ def test_which_of_two_stacks_of_a_run_is_meant_must_be_said(
     with pytest.raises(UserError, match="run-1 of A, s3://runs/runs/run-1 of B"):
         find_run("run-1")
     assert find_run("B").stack == "B"
+
+
+def test_a_stack_has_the_cdk_clis_name_too_and_who_finds_none_is_told_the_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = {"RunUri": "s3://runs/runs/run-1"}
+    stacks = _Stacks(**{"SpotTraining-TrainingStack": output, "Team-Training-a": output})
+    monkeypatch.setattr("operate.runs.quick_client", lambda _: stacks)
+    monkeypatch.setattr("operate.runs.checked", lambda _: None)
+    monkeypatch.setattr("operate.runs.runs_at", lambda _: [])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-9")
+    assert find_run("TrainingStack").stack == "SpotTraining-TrainingStack"
+    assert find_run("Training-a").stack == "Team-Training-a"
+    with pytest.raises(UserError, match=r"which run is run-2.* In this account and eu-west-9: "):
+        find_run("run-2")
 
 
 def test_which_of_two_sweeps_of_a_name_is_meant_must_be_said(
@@ -122,6 +140,87 @@ def test_a_status_is_of_the_runs_own_machines_and_of_what_is_left(
     assert found["seconds_left"] == pytest.approx(7000, abs=30)
     assert found["usd_to_come"] == pytest.approx(1.05 * 7000 / 3600, abs=0.02)
     assert found["usd_spent"] == pytest.approx(1.05, abs=0.02)
+
+
+def test_a_run_that_no_stack_trains_any_more_costs_what_its_last_guard_saw(tmp_path: Path) -> None:
+    """Its machine seemed to run, and to cost, to this day: the next run's Guard looks elsewhere."""
+    attempt = {"launched": 1000.0, "seen": 4600.0, "is_live": True, "usd": 0.5, "usd_per_hour": 0.5}
+    run = OperatedRun(uri=f"{tmp_path}/mine")
+    guard = {"format": 2, "attempts": {"i-1": attempt}, "waiting": 4600.0}
+    run.store.put("guard.json", json.dumps(guard).encode())
+    rows, bought = cost_of(run)
+    assert [(row["usd"], row["is_live"]) for row in rows] == [(0.5, False)]
+    assert sum(bought.usd.values()) == pytest.approx(0.5)
+    assert sum(bought.seconds.values()) == pytest.approx(3600)
+
+
+def test_what_has_not_begun_is_not_said_to_be_at_the_wrong_uri(tmp_path: Path) -> None:
+    run = OperatedRun(uri=f"{tmp_path}/mine", stack="T")
+    acts: list[Callable[[], object]] = [
+        lambda: verify_run(run),
+        lambda: download(run, None, None),
+        lambda: open_report(run, in_browser=False),
+    ]
+    for act in acts:
+        with pytest.raises(UserError, match=r"^mine has no head\.json; what it waits for: runs st"):
+            act()
+
+
+class _Asked(OperatedRun):
+    """A run of a stack whose fleet wants, and what was asked of it."""
+
+    folder = None
+    settings: Any = types.SimpleNamespace(on_demand_base=0)
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_resume_says_whether_it_has_requested_a_machine_and_records_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wanted: int,
+) -> None:
+    asked = list[int]()
+    monkeypatch.setattr(SpotFleet, "read_capacity", lambda _: (wanted, 0))
+    monkeypatch.setattr(SpotFleet, "set_capacity", lambda _, capacity, base: asked.append(capacity))
+    run = _Asked(uri=f"{tmp_path}/mine", stack="T", outputs={"FleetIdOutput": "sfr-1"})
+    assert control.resume(run, "lunch is over")["done"] == "resumes from step 0"
+    events = [json.loads(path.read_text()) for path in tmp_path.glob("mine/events/*")]
+    if wanted:
+        assert (asked, events) == ([], [])
+        assert "its fleet requests one already; `runs status mine`" in capsys.readouterr().err
+    else:
+        assert asked == [1]
+        assert [(each["name"], each["source"]) for each in events] == [("requested", "person")]
+        assert events[0]["message"].endswith(": lunch is over")
+
+
+def test_a_stop_before_the_first_commit_claims_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_stop_fleet", lambda run, reason: None)
+    run = _Asked(uri=f"{tmp_path}/mine", stack="T")
+    assert control.stop(run, "")["done"] == "is stopped, before its first commit"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("to-zero", "`runs resume mine`, once repaired (to-"), ("stopped", "`runs resume mine` (st")],
+)
+def test_a_run_that_the_guard_stopped_waits_for_a_repair_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    run = _Asked(uri=f"{tmp_path}/mine", stack="T")
+    run.store.put(
+        f"events/20260101T000000.0Z-x-{name}.json",
+        json.dumps({"name": name, "message": "max_usd is 5", "instance_id": "x",
+                    "time": "2026-01-01T00:00:00Z"}).encode(),
+    )  # fmt: skip
+    sight = Sight(run=run, now=time.time(), head=None, ledger=Ledger())
+    assert sight.state == "stopped"
+    waits = _waits_for(sight, [*run.store.sizes("events/")])
+    assert waits is not None
+    assert waits.startswith(says)
 
 
 def test_a_run_in_a_folder_is_silent_without_a_heartbeat_for_two_minutes(tmp_path: Path) -> None:
