@@ -184,7 +184,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     event = (History.event(found.data) if found else None) or {}
     last = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
     # What the Guard stopped for a reason it would stop again.
-    repaired = ", once repaired" * str(event.get("name")).endswith("to-zero")
+    repaired = ", once repaired" if str(event.get("name")).endswith("to-zero") else ""
     waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
     return {
         "failed": f"`runs resume {run.id}`, once repaired: {sight.head and sight.head.reason}",
