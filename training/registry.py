@@ -294,7 +294,8 @@ def _refuse_without_effect(
 def _parse_value(name: str, text: str, kind: Any) -> Any:
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     options = typing.get_args(kind) if is_union else (kind,)
-    if type(None) in options and text.lower() == "none":
+    # SageMaker's SDK writes None as null.
+    if type(None) in options and text.lower() in ("none", "null"):
         return None
     for option in options:
         if typing.get_origin(option) is Literal:

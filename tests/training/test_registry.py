@@ -26,6 +26,7 @@ def test_overrides_take_the_field_s_type() -> None:
     assert (config.settings.epochs, config.settings.clip_norm) == (5, None)
     assert (config.learning_rate, config.deterministic) == (1e-3, False)
     assert config == resolve_config(TINY, "quick", {**overrides, "settings.epochs": "5"})
+    assert config == resolve_config(TINY, "quick", {**overrides, "clip_norm": "null"})
 
 
 def test_fails_for_an_override_that_every_stage_sets_itself() -> None:

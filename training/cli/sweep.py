@@ -103,12 +103,16 @@ def _sweep(options: argparse.Namespace) -> int:
 def _asked(options: argparse.Namespace) -> Sweep:
     """The sweep that the options describe."""
     from training.registry import load_workload, parse_overrides, resolve_config
+    from training.settings import recorded
 
     runs = drawn_runs(options.vary, options.override, options.random, options.seed)
     workload = load_workload(options.workload)
+    first = dict[str, str]()
     for run in runs:
-        # Refuse invalid values now, not in the last run after hours.
-        resolve_config(workload, options.recipe, parse_overrides(run.overrides))
+        # Refuse invalid values now, not in the last run after hours, and equal ones: 0.1,0.10.
+        config = resolve_config(workload, options.recipe, parse_overrides(run.overrides))
+        if (same := first.setdefault(json.dumps(recorded(config)), run.name)) != run.name:
+            raise UserError(f"the runs {same} and {run.name} are the same; give each value once")
     drawn = "grid" if options.random is None else f"{options.random} at random, seed {options.seed}"
     return Sweep(workload=options.workload, recipe=options.recipe, drawn=drawn, runs=runs)
 

@@ -370,6 +370,10 @@ def test_a_sweep_is_drawn_and_written_for_others_to_train(
         (["--vary=learning_rate"], "write name=value,value"),
         (["--vary=learning_rates=1,2"], "no field 'learning_rates'"),
         (["--vary=epochs=1,x"], "epochs='x' is not a valid int"),
+        (
+            ["--vary=learning_rate=0.1,0.10"],
+            "learning_rate-0.1 and learning_rate-0.10 are the same",
+        ),
         (["--vary=epochs=1,2", "--parallel=100000"], "100000 run(s) need"),
     ],
 )

@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the safetensors file to write")
     options = parser.parse_args(arguments)
     try:
-        config = json.loads((options.folder / "config.json").read_text(encoding="utf-8"))
+        given = json.loads((options.folder / "config.json").read_text(encoding="utf-8"))
+        # A null, which transformers writes and older files have, stands for the default.
+        config = {name: value for name, value in given.items() if value is not None}
         stage, rope_base = _checked(config)
         about, state = _read(options.folder, config)
     except (UserError, OSError, ValueError, KeyError, SafetensorError) as error:
@@ -86,7 +88,7 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     has_biases = any(name.endswith(".bias") for name in theirs)
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     num_experts = config.get("num_local_experts", 8) if config["model_type"] == "mixtral" else 0
-    groups = heads // config.get("num_key_value_heads", heads)
+    groups = heads // config.get("num_key_value_heads", 8 if num_experts else heads)
     state = {
         "embedding.weight": theirs.pop("model.embed_tokens.weight").float(),
         "final_norm.weight": theirs.pop("model.norm.weight").float(),

@@ -110,6 +110,19 @@ def test_a_llama_or_mixtral_becomes_a_phase_with_the_same_logits(
         path.write_text(text)
 
 
+@pytest.mark.parametrize(("kind", "heads", "groups"), [("llama", 4, 4), ("mixtral", 16, 8)])
+def test_a_null_stands_for_the_default_as_in_transformers(
+    tmp_path: Path, kind: str, heads: int, groups: int
+) -> None:
+    shape = {"hidden_size": 32, "num_attention_heads": heads, "num_key_value_heads": groups}
+    small_llama(kind, 32, **shape).save_pretrained(tmp_path / kind)
+    path = tmp_path / kind / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_key_value_heads": None}))
+    assert hugging_face.main([str(path.parent), str(tmp_path / "out.safetensors")]) == 0
+    read = load_file(tmp_path / "out.safetensors")
+    assert read["blocks.0.attention.key.weight"].shape == (32, 32)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -175,7 +188,7 @@ def test_fails_to_export_what_hugging_face_has_not(tmp_path: Path) -> None:
         write_hugging_face(small_model(), tmp_path / "out", context=16)
 
 
-def small_llama(kind: str, vocab_size: int) -> Any:
+def small_llama(kind: str, vocab_size: int, **more: int) -> Any:
     """transformers' model with random weights, biases (a Llama's) and gains."""
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -190,6 +203,7 @@ def small_llama(kind: str, vocab_size: int) -> Any:
         "rms_norm_eps": 1e-5,
         "initializer_range": 0.3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
+        **more,
     }
     theirs: Any
     if kind == "llama":

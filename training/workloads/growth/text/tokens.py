@@ -153,10 +153,15 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     # The file may have these settings from other uses; documents must not be cut or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # Nor drawn another way each time.
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     if tokenizer.token_to_id(END_OF_TEXT) is None:
         raise UserError(
             f"{path} has no token {END_OF_TEXT}, which ends each document; give a tokenizer with it"
         )
+    # Only the name of a special token can be text in a document.
+    tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 
@@ -180,10 +185,7 @@ def _byte_level(model: "models.BPE") -> "Tokenizer":
 def _of_pair(vocab: Path, merges: Path) -> "Tokenizer":
     from tokenizers import models
 
-    tokenizer = _byte_level(models.BPE.from_file(str(vocab), str(merges)))
-    if tokenizer.token_to_id(END_OF_TEXT) is not None:
-        tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
+    return _byte_level(models.BPE.from_file(str(vocab), str(merges)))
 
 
 def _loaded(path: Path, load: Callable[[], "Tokenizer"]) -> "Tokenizer":

@@ -100,6 +100,7 @@ def test_lines_of_json_and_packed_files(tmp_path: Path) -> None:
             r"has no .text. .*, but 'story'; name the text with --override field=story$",
         ),
         ("a.jsonl", b'{"text": 7}', r'a\.jsonl, line 1 has no "text" with a string'),
+        ("a.jsonl", b'{"id": "x", "text": null}', r'line 1 has null as "text"; make it a string'),
         ("a.jsonl", b'["x"]', r'a\.jsonl, line 1 has no "text" with a string'),
         ("a.jsonl", b'{"text": "\\ud83e"}', r"a\.jsonl, line 1 has half a character"),
         ("a.txt.gz", b"no gzip", r"a\.txt\.gz cannot be unpacked: Not a gzipped file"),

@@ -236,6 +236,38 @@ def test_the_name_of_a_special_token_is_text_where_it_separates_nothing(tmp_path
     assert sorted(texts_of(data, "train") + texts_of(data, "validation")) == texts
 
 
+def test_fails_where_later_text_is_changed_by_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen's NFC, for example: the first megabyte of a text may have no accents at all."""
+    monkeypatch.setattr(dataset_module, "_BATCH_CHARACTERS", 100)
+    options = TextOptions(tokenizer=str(own_tokenizer(tmp_path, normalizer=normalizers.NFC())))
+    own = source(tmp_path / "own", [*TEXTS, "a cafe\u0301 there"])
+    with pytest.raises(UserError, match=r"changes its text: .* becomes 'é there'; use one that"):
+        imported(own, tmp_path / "out", options)
+
+
+def test_a_tokenizer_that_draws_its_merges_always_takes_the_likeliest(tmp_path: Path) -> None:
+    path = own_tokenizer(tmp_path) / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(content))
+    options = TextOptions(tokenizer=str(path), held_out_of=5)
+    both = [imported(source(tmp_path / "own"), tmp_path / f"{n}", options) for n in range(2)]
+    assert both[0].manifest["files"] == both[1].manifest["files"]
+
+
+def test_an_end_of_text_that_was_added_as_a_usual_token_is_text_in_text(tmp_path: Path) -> None:
+    path = own_tokenizer(tmp_path) / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"][0]["special"] = False
+    path.write_text(json.dumps(content))
+    (tmp_path / "a.jsonl").write_text('{"text": "a <|endoftext|> b"}\n' * 6)
+    options = TextOptions(tokenizer=str(path), held_out_of=5)
+    data = imported(tmp_path / "a.jsonl", tmp_path / "out", options)
+    assert texts_of(data, "validation")[0] == "a <|endoftext|> b"
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
