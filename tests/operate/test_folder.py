@@ -575,7 +575,7 @@ def test_a_run_that_finishes_meanwhile_is_downloaded_whole(
         (run / "head.json").write_text(json.dumps(head | {"state": "finished"}))
         return at(uri)
 
-    monkeypatch.setattr("operate.download.OpenRun", types.SimpleNamespace(at=finish))
+    monkeypatch.setattr("operate.runs.OperatedRun.opened", lambda run: finish(run.uri))
     assert main(["download", str(run), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/final/model/b").read_text() == "b"
     (tmp_path / "out/final/model/b").write_text("mine")

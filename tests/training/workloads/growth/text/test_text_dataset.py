@@ -239,12 +239,20 @@ def test_the_name_of_a_special_token_is_text_where_it_separates_nothing(tmp_path
 def test_fails_where_later_text_is_changed_by_the_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Qwen's NFC, for example: the first megabyte of a text may have no accents at all."""
+    """The first megabyte of a text may have no ligature, fraction or index at all."""
     monkeypatch.setattr(dataset_module, "_BATCH_CHARACTERS", 100)
-    options = TextOptions(tokenizer=str(own_tokenizer(tmp_path, normalizer=normalizers.NFC())))
-    own = source(tmp_path / "own", [*TEXTS, "a cafe\u0301 there"])
-    with pytest.raises(UserError, match=r"changes its text: .* becomes 'é there'; use one that"):
+    options = TextOptions(tokenizer=str(own_tokenizer(tmp_path, normalizer=normalizers.NFKC())))
+    own = source(tmp_path / "own", [*TEXTS, "a \ufb01ne one"])
+    with pytest.raises(UserError, match=r"changes its text: .* becomes 'fine one'; use one that"):
         imported(own, tmp_path / "out", options)
+
+
+def test_takes_what_a_tokenizer_only_writes_in_another_form_of_unicode(tmp_path: Path) -> None:
+    """Qwen's do: no letter is another one."""
+    tokenizer = own_tokenizer(tmp_path, normalizer=normalizers.NFC())
+    options = TextOptions(tokenizer=str(tokenizer), held_out_of=5)
+    data = imported(source(tmp_path / "own", ["a cafe\u0301 there"] * 6), tmp_path / "out", options)
+    assert texts_of(data, "validation")[0] == "a caf\u00e9 there"
 
 
 def test_a_tokenizer_that_draws_its_merges_always_takes_the_likeliest(tmp_path: Path) -> None:
