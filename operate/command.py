@@ -68,7 +68,10 @@ def _print(found: Any, *, as_json: bool) -> None:
     else:
         usd = [row["usd"] for row in found]
         total = "at least " * (None in usd) + f"${sum(filter(None, usd)):.2f} in total"
-        show_table(found, notes=[total] if found else ["none here"])
+        show_table(
+            found,
+            notes=[total] if found else ["none here; in a bucket, runs lie below s3://BUCKET/runs"],
+        )
 
 
 def _cost(options: argparse.Namespace) -> list[dict[str, Any]] | dict[str, Any] | None:

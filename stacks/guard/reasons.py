@@ -45,11 +45,13 @@ def reason_to_stop(tick: Tick) -> Reason | None:
 def _headless(tick: Tick) -> Reason | None:
     if not tick.is_headless:  # else its trainer has lost the lease, and the next one will not start
         return None
+    place, key = f"--bucket {tick.settings.run_bucket}", f"{tick.settings.run_prefix}/{HEAD}"
     return Reason(
         sentence=f"{HEAD} is missing, though the run has begun",
-        advice="Restore its last version by deleting its delete marker: aws s3api "
-        f"list-object-versions --bucket {tick.settings.run_bucket} "
-        f"--prefix {tick.settings.run_prefix}/{HEAD}",
+        advice="Restore its last version by deleting its delete marker, whose ID the first command "
+        "prints:\n"
+        f"aws s3api list-object-versions {place} --prefix {key} --query DeleteMarkers\n"
+        f"aws s3api delete-object {place} --key {key} --version-id ID",
     )
 
 

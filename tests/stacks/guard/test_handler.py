@@ -284,6 +284,7 @@ def test_a_head_that_is_deleted_is_reported_as_missing_at_the_next_call(
     assert scene.tick(hours_later=minutes / 60) == missing
     (mail,) = scene.mails()
     assert "list-object-versions --bucket runs --prefix runs/run-1/head.json" in mail
+    assert "delete-object --bucket runs --key runs/run-1/head.json --version-id ID" in mail
 
 
 def test_a_head_that_is_missing_is_reported_once_whoever_ends_the_fleet(scene: Scene) -> None:
