@@ -244,7 +244,7 @@ _OF_TRAINER: Mapping[str, Fault] = {
     "extra time without end": _fault(ExtraTime, "would_allow", lambda *_: True),
     "no save at a notice": _fault(Checkpointer, "_save_within", lambda *_, **__: False, "step"),
     "a damaged one ends the resume": _text(
-        resume_point, "_first_valid", "continue", "break", "is intact"
+        resume_point, "_first_valid", "continue\n        ret", "break\n        ret", "is intact"
     ),
     "no early retry after a failed save": _fault(
         FailedSaves, "is_retry_due", property(lambda _: False), "repeated soon"
