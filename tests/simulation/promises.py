@@ -90,6 +90,7 @@ class Promised(World):
     is_away: bool = False  # the stack has another run_id
     record: Any = None  # of a program: a ProgramRecord
     deployed_at: float = 0.0  # when a deploy last set the fleet's capacity
+    resumed_at: float = 0.0  # when a person last did
     damaged: set[str] = field(default_factory=set)  # checkpoints
     hung: dict[str, float] = field(default_factory=dict)  # machines for good: since when, alone
     refused: dict[str, float] = field(default_factory=dict)  # by machine: when a save failed

@@ -169,7 +169,8 @@ class Universe(Deployed):
 
         began = CLOCK.now
         self._act(stop)
-        if self.deployed_at < began:  # else a deploy has started it anew meanwhile
+        # Else a deploy, or somebody who resumes it, has started it anew meanwhile.
+        if max(self.deployed_at, self.resumed_at) < began:
             self.stopped_at, self.stopped_until = CLOCK.now, self.away_until
         sleep(max(0.0, self.away_until - CLOCK.now))
         self._act(self._resume)
@@ -179,7 +180,7 @@ class Universe(Deployed):
         is_over = self.state_now in ("finished", "failed") or self.is_cancelled
         if not is_over and not fleet.read_capacity()[0]:
             fleet.set_capacity(1, 0)
-            self.stopped_until = 0.0
+            self.stopped_until, self.resumed_at = 0.0, CLOCK.now
             self.resumes += 1
             self.tell("a person resumes the run")
 
