@@ -3,6 +3,7 @@
 import ctypes
 import io
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,13 +62,15 @@ def run(dataset: Path, uri: Path, *more: str, recipe: str = "plain") -> Done:
 
 
 def use_up_freed_memory() -> None:
-    """What tests before have freed, in which tensors would find room beyond any limit."""
+    """What tests before have freed, also in threads, where tensors find room beyond any limit."""
     malloc = ctypes.CDLL(None).malloc
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() or soft, hard))
     for size in (2**22, 2**20, 2**18):
-        used = data_bytes()
-        while data_bytes() == used:
-            malloc(size)
+        while malloc(size):
+            pass
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def try_in_forks() -> None:
