@@ -50,9 +50,10 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     else:
         raise UserError(f"no stack of this account and region trains {run.id}")
     head = run.head
-    step = committed_step(head) or 0
-    is_saved = committed_step(head) is not None
-    done = "is stopped, " + (f"saved at step {step}" if is_saved else "before its first commit")
+    committed = committed_step(head)
+    step = committed or 0
+    saved = "before its first commit" if committed is None else f"saved at step {step}"
+    done = f"is stopped, {saved}"
     if head is not None and head.state == "running":
         done = f"is stopped, but ended before it could save: its last commit is of step {step}"
     if head is not None and head.is_ended:  # a machine trains on until its notice ends

@@ -88,12 +88,13 @@ def _stop_all(keeper: int, ours: list[int]) -> None:
         alive := [p for p in _from_the_top(keeper) if p not in (keeper, os.getpid())]
     ) != at_rest:
         at_rest = [process for process in alive if _is_stopped(process)]
+        # A parent first: sudo stops itself at a child that it sees stopped, and one that waits for
+        # its child's exec (vfork) cannot stop before it.
+        above = {*at_rest, keeper, os.getpid()}
         for process in alive:
             if process not in at_rest and process not in ours:
                 with suppress(OSError):  # it has ended
-                    # Sudo stops itself at a child that it sees stopped, and one that waits for
-                    # its child's exec (vfork) cannot stop before it.
-                    if _parent_of(process) in {*at_rest, keeper, os.getpid()}:
+                    if _parent_of(process) in above:
                         ours.append(process)
                         os.kill(process, signal.SIGSTOP)
         if time.monotonic() > deadline:
