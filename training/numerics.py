@@ -25,10 +25,15 @@ import training
 # The folders of training/ whose code affects the weights.
 ENGINE = ("artifacts", "durable/attempt", "durable/save", "engine", "workloads/expansion")
 
+_LARGE_BYTES = 31 * 2**20  # glibc learns from blocks of up to 32 MiB
+
 
 def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> torch.device:
     """Set threads and determinism before any work; return this process's device."""
     torch.set_num_threads(num_threads)
+    # Its end lets glibc keep up to twice as much of what is freed (mallopt(3), M_MMAP_THRESHOLD),
+    # which each step would otherwise return, and the kernel clear again: 1 of 3 ms of a small step.
+    torch.empty(_LARGE_BYTES, dtype=torch.uint8)
     _spare_compiler()
     # use_deterministic_algorithms would import it, to set what the environment below does; if it is
     # there already, that is set here.

@@ -33,6 +33,30 @@ def test_determinism_does_not_fill_memory_that_is_written_to_anyway() -> None:
     assert in_fork(configured) == (True, False)
 
 
+FAULTS = """
+import resource
+import torch
+from training.numerics import configure
+
+def step():
+    made = [torch.ones(2**18) for _ in range(6)]  # 1 MiB each, as of an optimizer's step
+    return sum(made)
+
+configure(num_threads=1, deterministic=False)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    step()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+assert faults < 20_000, faults  # 275,200, if each step's memory came from the kernel
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_a_step_uses_the_memory_that_the_step_before_it_freed() -> None:
+    subprocess.run([sys.executable, "-c", FAULTS], check=True)
+
+
 # Growth's experts are the one module of ours that the compiler must leave out.
 UNCOMPILED = """
 import sys
