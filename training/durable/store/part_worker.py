@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
@@ -103,6 +104,8 @@ def main(trainer: int, bucket: str, prefix: str) -> None:
     if os.getppid() != trainer:
         return
     os.nice(_NICE)
+    with suppress(OSError):  # where Linux weighs sessions, that of this process
+        Path("/proc/self/autogroup").write_text(f"{_NICE}")
     store = S3Store(bucket, prefix)
     tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     for _ in range(store.num_threads):
