@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, cast
 
 from contract.errors import UserError
 from contract.file_names import composed, is_visible, walked
@@ -40,6 +40,7 @@ _FILLER = "(?:set|data|images?|imgs?|pictures?|photos?|videos?|clips?|frames?|sa
 _WHOLE = re.compile(f"{_FILLER}*{_WORD}{_FILLER}*")
 _PART = re.compile(f"(?<![a-z]){_WORD}{_FILLER}*(?![a-z])")
 _TABLE = "or list file, class and split in a CSV"
+_NO_CLASS = "archive {} is named like a shard: add KEY.cls to its samples, or unpack it as a class"
 
 _Folder: TypeAlias = tuple[str, ...]
 
@@ -253,7 +254,7 @@ class ImportSource:
         optionally, split; its paths are relative to its own folder. Any other file is a source of
         one file.
         """
-        source = self._path
+        source, holds_archives = self._path, False
         if not source.exists():
             raise UserError(f"{source} does not exist; name a folder, a file or an archive")
         if source.is_file() and _is_archive(source):
@@ -261,8 +262,9 @@ class ImportSource:
         elif source.is_file() and source.suffix != ".csv":
             return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
         if source.is_dir():
-            is_ours = source != self._path
-            source = _archives_unpacked(source, self._scratch, is_ours=is_ours)
+            folder, is_ours = source, source != self._path
+            source = _archives_unpacked(folder, self._scratch, is_ours=is_ours)
+            holds_archives = source != folder
         try:
             source = _table_in(source) or source
             found = list(_of_table(source) if source.is_file() else _of_folder(source))
@@ -272,7 +274,10 @@ class ImportSource:
             ) from error
         found.sort(key=attrgetter("name"))
         if not found:
-            raise UserError(f"{source} has no files; add some")
+            raise UserError(f"{self._path} has no files; add some")
+        # As WebDataset's shards are named, 00012 or train-0012; classes are not (n01440764).
+        if holds_archives and all(re.fullmatch(r"(.*[-_.])?\d{4,}", f.label or "") for f in found):
+            found = [replace(file, doubt=_NO_CLASS.format(file.label)) for file in found]
         if {file.split is None for file in found} == {True, False}:
             without = next(file.name for file in found if file.split is None)
             raise UserError(
@@ -536,10 +541,20 @@ def _unpack(archive: Path, out: Path) -> None:
         if archive.name.endswith(_TAR) and (not is_zip or tarfile.is_tarfile(archive)):
             with tarfile.open(archive) as packed:
                 packed.extractall(out, filter="data")
-        elif is_zip:
-            with zipfile.ZipFile(archive) as opened:
-                opened.extractall(out)
+                # It takes a damaged header for the end, which only zeros follow.
+                rest = cast(BinaryIO, packed.fileobj)
+                rest.seek(packed.offset)
+                if rest.read(1 << 20).strip(b"\0"):
+                    raise tarfile.TarError(f"it is damaged at byte {packed.offset}")
         else:
-            raise UserError(f"{archive} is not a zip archive, despite its name; create it again")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{archive} cannot be unpacked: {error}; make it again") from error
+            with zipfile.ZipFile(archive) as opened:
+                for info in opened.infolist():
+                    # One from Windows may have its separators.
+                    if info.create_system == 0:
+                        info.filename = info.filename.replace("\\", "/")
+                    opened.extract(info, out)
+    except Exception as error:  # of each compression its own; RuntimeError for a password
+        if getattr(error, "errno", None):
+            raise
+        why = str(error).partition(":\n")[0]
+        raise UserError(f"{archive} cannot be unpacked: {why}; make it again") from error

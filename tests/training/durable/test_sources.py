@@ -1,9 +1,11 @@
 """What users bring is found with its classes and splits; what cannot be used is named."""
 
+import bz2
 import errno
 import gzip
 import io
 import logging
+import lzma
 import os
 import shutil
 import tarfile
@@ -17,6 +19,7 @@ import pytest
 from contract.errors import UserError
 from training.durable.sources import ImportSource, SourceFile, class_names, copy_in_splits
 
+CHANGES = ("header", "stream", "follows")
 FILES = ("cats/1.npy", "cats/2.npy", "dogs/häßlich 1.npy", "dogs/.DS_Store", ".git/x")
 
 
@@ -154,7 +157,7 @@ def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist; name a folder, a file or an archive"):
         ImportSource(tmp_path / "none", tmp_path).files()
     (tmp_path / "clips.zip").write_text("")
-    with pytest.raises(UserError, match=r"clips\.zip is not a zip archive, despite its name"):
+    with pytest.raises(UserError, match=r"clips\.zip cannot be unpacked: File is not a zip"):
         ImportSource(tmp_path / "clips.zip", tmp_path / "a").files()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no files; add some"):
@@ -291,6 +294,79 @@ def test_a_tar_that_ends_with_a_zip_is_no_zip(tmp_path: Path, kind: str) -> None
     outer.write_bytes(gzip.compress(content) if kind == "tar.gz" else content)
     found = ImportSource(outer, tmp_path / "scratch").files()
     assert [file.label for file in found] == ["cats", "dogs"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *((kind, change) for kind in ("tar.gz", "tar.bz2", "tar.xz") for change in CHANGES),
+        *(("tar", "header"), ("tar", "follows"), ("zip", "stream")),
+    ],
+)
+def test_fails_for_an_archive_that_would_yield_fewer_files(
+    tmp_path: Path, kind: str, change: str
+) -> None:
+    """To tarfile a damaged header is the end: half of the classes would be missing."""
+    members = {f"{name}/{n}.jpg": os.urandom(4000) for name in ("a", "b") for n in range(20)}
+    content = packed(tmp_path / "whole.tar", members)
+    if change == "header":
+        at = content.index(b"b/0.jpg")
+        content = content[:at] + b"c" + content[at + 1 :]
+    elif change == "follows":
+        content += content
+    pack: dict[str, Any] = {"tar.gz": gzip.compress, "tar.bz2": bz2.compress}
+    content = {**pack, "tar.xz": lzma.compress}.get(kind, bytes)(content)
+    if kind == "zip":
+        with zipfile.ZipFile(buffer := io.BytesIO(), "w", zipfile.ZIP_LZMA) as archive:
+            for name, each in members.items():
+                archive.writestr(name, each)
+        content = buffer.getvalue()
+    if change == "stream":
+        half = len(content) // 2
+        content = content[:half] + b"\xff" * 900 + content[half + 900 :]
+    (tmp_path / f"own.{kind}").write_bytes(content)
+    with pytest.raises(UserError, match=r"own\.\S+ cannot be unpacked: [^\n]*; make it again$"):
+        ImportSource(tmp_path / f"own.{kind}", tmp_path / "scratch").files()
+
+
+@pytest.mark.parametrize(("flag", "value", "says"), [(6, 1, "is encrypted"), (8, 9, "compression")])
+def test_fails_for_a_zip_that_python_cannot_open(
+    tmp_path: Path, flag: int, value: int, says: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
+        archive.writestr("cats/1.jpg", b"x")
+    content = bytearray((tmp_path / "own.zip").read_bytes())
+    for begins, more in ((b"PK\3\4", 0), (b"PK\1\2", 2)):
+        content[content.index(begins) + flag + more] = value
+    (tmp_path / "own.zip").write_bytes(content)
+    with pytest.raises(UserError, match=rf"own\.zip cannot be unpacked: .*{says}"):
+        ImportSource(tmp_path / "own.zip", tmp_path / "scratch").files()
+
+
+def test_a_zip_may_have_the_separators_of_windows(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
+        for system, name in ((0, "cats\\1.jpg"), (0, "dogs\\1.jpg"), (3, "dogs/a\\b.jpg")):
+            info = zipfile.ZipInfo("x")
+            info.filename, info.create_system = name, system
+            archive.writestr(info, b"x")
+    found = ImportSource(tmp_path / "own.zip", tmp_path / "scratch").files()
+    assert [(file.name, file.label) for file in found] == [
+        ("cats/1.jpg", "cats"),
+        ("dogs/1.jpg", "dogs"),
+        ("dogs/a\\b.jpg", "dogs"),
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["", "images-"])
+def test_a_shard_without_classes_is_no_class(tmp_path: Path, prefix: str) -> None:
+    """Such as img2dataset's, whose text is a caption; as text they need no class."""
+    for shard in range(2):
+        members = {f"{shard}{n}.{kind}": b"x" for n in range(3) for kind in ("jpg", "txt")}
+        packed(tmp_path / f"own/{prefix}{shard:05}.tar", members)
+    found = ImportSource(tmp_path / "own", tmp_path / "scratch").files()
+    assert len(found) == 12
+    with pytest.raises(UserError, match=rf"archive {prefix}0000\d is named like a shard: add"):
+        class_names(found)
 
 
 def test_ilsvrcs_own_folder_has_classes_in_train_alone(tmp_path: Path) -> None:

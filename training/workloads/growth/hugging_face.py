@@ -65,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = {name: value for name, value in given.items() if value is not None}
         stage, rope_base = _checked(config)
         about, state = _read(options.folder, config)
+        save_file(state, options.out, metadata={"stage": stage})
     except (UserError, OSError, ValueError, KeyError, SafetensorError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        why = f"it has no {error}; `save_pretrained` it" if isinstance(error, KeyError) else error
         print(
-            f"{parser.prog}: {options.folder} cannot be read as a Llama or Mixtral: {why}",
+            f"{parser.prog}: {options.folder} cannot become {options.out}: {why}",
             file=sys.stderr,
         )
         return Exit.USER
-    save_file(state, options.out, metadata={"stage": stage})
     about |= {"rope_base": rope_base}
     print(f"{options.out}: {len(state)} tensors of the {stage} phase; start the run with")
     print(" ".join(f"--override {name}={value}" for name, value in about.items()))
@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return overrides for a config of the same shape, and the state of the phase's model."""
     theirs: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    # As transformers does: there may be another copy in Meta's names. An adapter has no place here.
+    for path in sorted(folder.glob("*model.safetensors")) or sorted(folder.glob("model-*-of-*")):
         theirs |= load_file(path)
     _refuse_quantized(theirs)
     has_biases = any(name.endswith(".bias") for name in theirs)
@@ -93,9 +94,11 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
         "embedding.weight": theirs.pop("model.embed_tokens.weight").float(),
         "final_norm.weight": theirs.pop("model.norm.weight").float(),
     }
-    is_tied = bool(config.get("tie_word_embeddings", False))
-    if not is_tied:
-        state["head.weight"] = theirs.pop("lm_head.weight").float()
+    # A head of other values is not tied, whatever the config says: transformers does the same.
+    tied = [state["embedding.weight"]] if config.get("tie_word_embeddings") else []
+    head = theirs.pop("lm_head.weight", *tied).float()
+    if not (is_tied := any(torch.equal(head, each) for each in tied)):
+        state["head.weight"] = head
     for number in range(layers):
         old, new = f"model.layers.{number}", f"blocks.{number}"
         for name, ours in (_LAYER | (_ROUTER if num_experts else _DENSE)).items():
@@ -141,8 +144,8 @@ def _refuse_quantized(theirs: Mapping[str, Tensor]) -> None:
 
 
 def _refuse_leftover(theirs: Mapping[str, Tensor]) -> None:
-    # Of older versions, and a copy of the tied embedding: both computed from the rest.
-    left = [n for n in theirs if not n.endswith("rotary_emb.inv_freq") and n != "lm_head.weight"]
+    # Of older versions, computed from the rest.
+    left = [name for name in theirs if not name.endswith("rotary_emb.inv_freq")]
     if left:
         raise UserError(
             f"the model here has no place for {left[0]} and {len(left) - 1} more of its tensors; "

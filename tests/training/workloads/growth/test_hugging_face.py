@@ -101,7 +101,7 @@ def test_a_llama_or_mixtral_becomes_a_phase_with_the_same_logits(
         ("model_type", "gpt2", "it is a 'gpt2'; pass the folder of a Llama or a Mixtral"),
         ("rope_parameters", {"rope_type": "yarn"}, "its positions are scaled (yarn)"),
         ("sliding_window", 8, "its sliding_window is 8; the model here has None"),
-        ("num_hidden_layers", 3, "it has no 'model.layers.2.self_attn.q_proj.weight'"),
+        ("num_hidden_layers", 3, "it has no 'model.layers.2.self_attn.q_proj.weight'; `save_"),
     ):
         text = path.read_text()
         path.write_text(json.dumps({**json.loads(text), name: value}))
@@ -149,6 +149,55 @@ def test_fails_for_weights_that_mean_something_else_than_they_say(
     assert hugging_face.main([str(tmp_path / "theirs"), str(out)]) == 2
     assert says in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_what_transformers_does_not_read_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_tied: bool
+) -> None:
+    """A head that the config ties though it has its own values; other weights in the folder."""
+    from transformers import AutoModelForCausalLM
+
+    folder, out = tmp_path / "theirs", tmp_path / "out.safetensors"
+    small_llama("llama", vocab_size=32).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": is_tied}))
+    read = load_file(folder / "model.safetensors")
+    beside = ("consolidated", "model-00001-of-00002", "zz", "adapter_model")
+    for name in beside:
+        twice = {key: tensor * 2 for key, tensor in read.items()} | {name: torch.ones(1)}
+        save_file(twice, folder / f"{name}.safetensors")
+    assert hugging_face.main([str(folder), str(out)]) == 2
+    assert "the model here has no place for adapter_model and 0 more" in capsys.readouterr().err
+    (folder / "adapter_model.safetensors").unlink()
+    assert hugging_face.main([str(folder), str(out)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    overrides = parse_overrides([word for word in said.split() if "=" in word])
+    ours = LanguageModel(resolve_config(GROWTH, "laptop", overrides).dense_model, initialize=False)
+    ours.load_state_dict(load_file(out))
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    tokens, _ = texts()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), logits(theirs, tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("missing", "place", "says"),
+    [
+        ("lm_head.weight", "out.safetensors", "it has no 'lm_head.weight'; `save_pretrained` it"),
+        ("", "none/out.safetensors", "No such file or directory"),
+    ],
+)
+def test_fails_for_weights_that_are_missing_or_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, place: str, says: str
+) -> None:
+    small_llama("llama", vocab_size=32).save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs/model.safetensors"
+    left = {name: tensor for name, tensor in load_file(path).items() if name != missing}
+    save_file(left, path)
+    assert hugging_face.main([str(path.parent), str(tmp_path / place)]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / place).exists()
 
 
 def test_a_mixtral_goes_through_a_run_and_comes_out_with_the_same_logits(

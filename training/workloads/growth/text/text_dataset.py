@@ -61,6 +61,8 @@ _CONVERTS = {
     ".parquet": 'pip install datasets && python -c "import datasets, sys; '
     "datasets.Dataset.from_parquet(sys.argv[1]).to_json(sys.argv[1] + '.jsonl')\" {0} && rm {0}",
 }
+# What `save_to_disk` writes.
+_CONVERTS |= {".arrow": _CONVERTS[".parquet"].replace("from_parquet", "from_file")}
 
 
 class Piece(NamedTuple):

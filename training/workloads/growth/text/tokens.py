@@ -153,13 +153,12 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     # The file may have these settings from other uses; documents must not be cut or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # Nor begin with a token, which transformers would add to a prompt.
+    tokenizer.post_processor = None
     # Nor drawn another way each time.
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise UserError(
-            f"{path} has no token {END_OF_TEXT}, which ends each document; give a tokenizer with it"
-        )
+    vocabulary_of(tokenizer.to_str(), str(path))
     # Only the name of a special token can be text in a document.
     tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer

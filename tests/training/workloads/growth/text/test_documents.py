@@ -113,6 +113,7 @@ def test_lines_of_json_and_packed_files(tmp_path: Path) -> None:
             b"",
             r"cannot be read; convert it: pip install datasets && python -c .* && rm",
         ),
+        ("a.arrow", b"", r"convert it: .* datasets\.Dataset\.from_file\(.* && rm"),
     ],
 )
 def test_fails_for_what_cannot_be_read(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from contract.errors import UserError
 from contract.keys import UNFINISHED
@@ -265,6 +265,19 @@ def test_a_tokenizer_that_draws_its_merges_always_takes_the_likeliest(tmp_path: 
     assert both[0].manifest["files"] == both[1].manifest["files"]
 
 
+def test_a_tokenizer_that_begins_a_text_with_a_token_does_not_where_none_was_trained(
+    tmp_path: Path,
+) -> None:
+    """Llama 3's; transformers, which reads an export's copy, would begin each prompt with it."""
+    name = "<|endoftext|>"
+    begin = processors.TemplateProcessing(single=f"{name} $A", special_tokens=[(name, 0)])
+    own_tokenizer(tmp_path, post_processor=begin)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("ab").ids[0] == 0
+    options = TextOptions(tokenizer=str(tmp_path), held_out_of=5)
+    imported(source(tmp_path / "own"), tmp_path / "out", options)
+    assert 0 not in Tokenizer.from_file(str(tmp_path / "out/tokenizer.json")).encode("ab").ids
+
+
 def test_an_end_of_text_that_was_added_as_a_usual_token_is_text_in_text(tmp_path: Path) -> None:
     path = own_tokenizer(tmp_path) / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -281,7 +294,7 @@ def test_an_end_of_text_that_was_added_as_a_usual_token_is_text_in_text(tmp_path
     [
         ({"normalizer": normalizers.Lowercase()}, "changes its text: 'Story "),
         ({"decoder": decoders.WordPiece()}, "has a model BPE and a decoder WordPiece; give a byte"),
-        ({"model": models.WordLevel({"a": 0})}, "has no token <|endoftext|>, which ends each"),
+        ({"model": models.WordLevel({"a": 0})}, "has a model WordLevel and a decoder None; give a"),
     ],
 )
 def test_fails_for_a_tokenizer_that_cannot_be_used(
