@@ -254,7 +254,7 @@ class ImportSource:
         optionally, split; its paths are relative to its own folder. Any other file is a source of
         one file.
         """
-        source, holds_archives = self._path, False
+        source, archives = self._path, set[str]()
         if not source.exists():
             raise UserError(f"{source} does not exist; name a folder, a file or an archive")
         if source.is_file() and _is_archive(source):
@@ -262,9 +262,8 @@ class ImportSource:
         elif source.is_file() and source.suffix != ".csv":
             return [SourceFile(name=source.name, folder=source.parent, label=None, split=None)]
         if source.is_dir():
-            folder, is_ours = source, source != self._path
-            source = _archives_unpacked(folder, self._scratch, is_ours=is_ours)
-            holds_archives = source != folder
+            is_ours = source != self._path
+            source = _archives_unpacked(source, self._scratch, archives, is_ours=is_ours)
         try:
             source = _table_in(source) or source
             found = list(_of_table(source) if source.is_file() else _of_folder(source))
@@ -275,8 +274,9 @@ class ImportSource:
         found.sort(key=attrgetter("name"))
         if not found:
             raise UserError(f"{self._path} has no files; add some")
-        # As WebDataset's shards are named, 00012 or train-0012; classes are not (n01440764).
-        if holds_archives and all(re.fullmatch(r"(.*[-_.])?\d{4,}", f.label or "") for f in found):
+        # As WebDataset's are named, 00012 or train-0012; classes are not (n01440764).
+        shards = {name for name in archives if re.fullmatch(r"(.*[-_.])?\d{4,}", name)}
+        if all(file.label in shards for file in found):
             found = [replace(file, doubt=_NO_CLASS.format(file.label)) for file in found]
         if {file.split is None for file in found} == {True, False}:
             without = next(file.name for file in found if file.split is None)
@@ -495,10 +495,11 @@ def _is_archive(path: Path) -> bool:
     return path.name.endswith((".zip", *_TAR)) or zipfile.is_zipfile(path)
 
 
-def _archives_unpacked(root: Path, scratch: Path, *, is_ours: bool) -> Path:
+def _archives_unpacked(root: Path, scratch: Path, unpacked: set[str], *, is_ours: bool) -> Path:
     """Return the folder, or another if it holds archives: ILSVRC's classes, WebDataset's shards.
 
-    Each is unpacked to a folder of its name, or of the split that it alone is named like.
+    Each is unpacked to a folder of its name, which joins those in `unpacked`, or of the split that
+    it alone is named like.
     """
     archives, beside = list[Path](), list[str]()
     for folder, folders, names in walked(root):
@@ -517,6 +518,7 @@ def _archives_unpacked(root: Path, scratch: Path, *, is_ours: bool) -> Path:
     splits = [split_within(_stem(path)) for path in archives]
     for path, split in zip(archives, splits, strict=True):
         name = split if split and splits.count(split) == 1 else _stem(path)
+        unpacked.add(name)
         above = out / path.parent.relative_to(root)
         above.mkdir(parents=True, exist_ok=True)
         inner = scratch / f"unpacked-{secrets.token_hex(4)}"
@@ -524,7 +526,7 @@ def _archives_unpacked(root: Path, scratch: Path, *, is_ours: bool) -> Path:
         _unpack(path, inner)
         if is_ours:
             path.unlink()
-        inner = _archives_unpacked(inner, scratch, is_ours=True)
+        inner = _archives_unpacked(inner, scratch, unpacked, is_ours=True)
         inner.rename(above / (path.name if (above / name).exists() else name))
     return out
 

@@ -369,6 +369,15 @@ def test_a_shard_without_classes_is_no_class(tmp_path: Path, prefix: str) -> Non
         class_names(found)
 
 
+def test_a_class_of_digits_within_an_archive_is_one(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        packed(tmp_path / f"own/{split}.tar", {f"{name}/1.jpg": b"x" for name in ("0001", "0002")})
+    packed(tmp_path / "one/all.tar", {f"{name}/1.jpg": b"x" for name in ("0001", "0002")})
+    for own in ("own", "one"):
+        found = ImportSource(tmp_path / own, tmp_path / "scratch").files()
+        assert set(class_names(found)) == {"0001", "0002"}
+
+
 def test_ilsvrcs_own_folder_has_classes_in_train_alone(tmp_path: Path) -> None:
     inner = {f"{name}.tar": packed(tmp_path / "x.tar", {"1.JPEG": b"x"}) for name in ("n1", "n2")}
     packed(tmp_path / "own/ILSVRC2012_img_train.tar", inner)
