@@ -143,7 +143,8 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     else:
         say(f"its fleet requests one already; `runs status {run.id}` says what it waits for")
     step = committed_step(head) or 0
-    return {"run": run.id, "done": f"resumes from step {step}", "committed_step": step}
+    when = "" if run.stack else " once started again"
+    return {"run": run.id, "done": f"resumes from step {step}{when}", "committed_step": step}
 
 
 def shell(run: OperatedRun) -> NoReturn:

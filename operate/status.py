@@ -129,7 +129,7 @@ def read_status(run: OperatedRun, bought: str | None = None) -> dict[str, Any]:
         "usd_spent": round(ledger.billed_usd(), 4) if ledger.attempts else None,
         "usd_to_come": None if left is None or not hourly else round(left / 3600 * hourly, 4),
         "usd_limit": (run.settings.max_usd or None) if run.stack else None,
-        "goodput": bought or f"`runs cost {run.id}` reads its many steps and events",
+        "goodput": bought or f"`runs cost {run.folder or run.id}` reads its many steps and events",
         "stack": run.stack or None,
         "kept_in": run.uri,
     }
@@ -177,7 +177,7 @@ def _left(sight: Sight) -> tuple[float | None, str | None]:
 
 def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     """Return what must happen next; None while it trains, or nothing is left to do."""
-    state, run = sight.state, sight.run
+    state, run, head = sight.state, sight.run, sight.head
     ends = ("-to-zero.json", "-stopped.json") if state == "stopped" else (".json",)
     key = next((key for key in reversed(keys) if key.endswith(ends)), None)
     found = run.store.get(key) if key else None
@@ -187,7 +187,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     repaired = ", once repaired" if str(event.get("name")).endswith("to-zero") else ""
     waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
     return {
-        "failed": f"`runs resume {run.id}`, once repaired: {sight.head and sight.head.reason}",
+        "failed": f"`runs resume {run.folder or run.id}`, once repaired: {head and head.reason}",
         "stopped": f"`runs resume {run.id}`{repaired} ({last or 'its fleet is at zero'})",
         "waiting": f"a machine, for {waiting} so far",
         "starting": f"its machine to start training (last event: {last or 'none'})",
@@ -225,7 +225,7 @@ def list_runs(place: str | None) -> list[dict[str, Any]]:
         contents = [one.data if one else None for one in get_each(open_store(parent), keys)]
         for number, run in enumerate(runs):
             head, config, guard = contents[3 * number : 3 * number + 3]
-            if head or run.stack:
+            if head or guard or run.stack:  # one that never began may have cost, too
                 rows.append(_row(run, head, config, guard))
     return rows
 
@@ -240,7 +240,7 @@ def _row(
         head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
         record = RunConfig.from_bytes(config, f"{run.uri}/{CONFIG}") if config else None
         ledger = _read_ledger(run, guard)
-        state = head.state.replace("released", "interrupted") if head else "starting"
+        state = head.state.replace("released", "interrupted") if head else "interrupted"
         if run.stack and not (head and head.is_ended):
             state = look(run).state
     except UserError as error:

@@ -121,12 +121,15 @@ def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
 def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
     """Queue again, with the same arguments, the runs that are unfinished and have no job."""
     if sweep.queued is None:
+        if all(row["state"] == "finished" for row in sweep.rows()):
+            raise UserError(f"every run of {sweep.id} has finished: there is nothing to resume")
         say("now start its command again: the same `python -m training sweep`")
     else:
         from stacks import sagemaker_command
 
         carry_out(sagemaker_command, sweep.queued.arguments)
-    return {"run": sweep.id, "done": "resumes what is unfinished"}
+    when = " once started again" * (sweep.queued is None)
+    return {"run": sweep.id, "done": f"resumes what is unfinished{when}"}
 
 
 def open_sweep(sweep: OperatedSweep) -> dict[str, Any]:

@@ -311,7 +311,9 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))
-    raise UserError(f"the override {name}={text!r} is not a valid {readable}; use another value")
+    is_fraction = int in options and "." in text
+    advice = "whole numbers, and no range" if is_fraction else "another value"
+    raise UserError(f"the override {name}={text!r} is not a valid {readable}; use {advice}")
 
 
 def facts_of(meta: Mapping[str, Any]) -> str:

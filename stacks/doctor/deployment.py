@@ -125,14 +125,14 @@ def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
     get, missing = target.client("s3").get_object, ("NoSuchKey", "NoSuchBucket")
     answer = answer_or_none(get, *missing, Bucket=bucket, Key=f"{prefix}/{HEAD}")
     state = json.loads(answer["Body"].read())["state"] if answer else "not begun"
-    name = prefix.rpartition("/")[2]
+    name, own = prefix.rpartition("/")[2], target.output(p.training, "DeployCommand")
     if state in ("finished", "failed"):
         yield ok(what=f"{name}, which is deployed, is {state}; the deploy starts {p.run_id}")
     else:
         yield warning(
             what=f"the deploy starts {p.run_id} and ends {name}, which is {state}: its machine "
             "saves and shuts down, and the run resumes when it is deployed again",
-            fix=f"{target.deploy()} -c run_id={name}   # to leave it alone, or to resume it",
+            fix=(own or f"{target.deploy()} -c run_id={name}") + "   # to leave it alone or go on",
         )
 
 

@@ -167,7 +167,9 @@ def test_a_sweep_in_a_folder_has_a_table_and_no_jobs(
         ("learning_rate-0.02", "not started", 0.0),
     ]
     assert main(["resume", str(tmp_path)]) == 0
-    assert "now start its command again" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "now start its command again" in printed.err
+    assert printed.out.endswith(" once started again\n"), "nothing was started"
     assert main(["stop", str(tmp_path)]) == 2
     assert f"no process on this machine trains {tmp_path}" in capsys.readouterr().err
     assert runs("open", str(tmp_path))["done"].endswith("0 of 2 runs have finished.")

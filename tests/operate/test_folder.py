@@ -229,10 +229,10 @@ def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture
     mark_failed(FolderStore(stopped), "mine", "ada", "the \x1b[2Jdisk broke")
     assert main(["status", str(stopped)]) == 0
     why = r"the \x1b[2Jdisk broke"
-    assert f"`runs resume mine`, once repaired: {why}" in capsys.readouterr().out
+    assert f"`runs resume {stopped}`, once repaired: {why}" in capsys.readouterr().out
     assert main(["resume", str(stopped), "--reason", "a new disk"]) == 0
     printed = capsys.readouterr()
-    assert "[ok] mine resumes from step" in printed.out
+    assert printed.out.endswith(" once started again\n"), "nothing was started"
     assert f"it had failed: {why}" in printed.err
     assert "now start its command again" in printed.err
     head = Head.read(FolderStore(stopped))
@@ -262,7 +262,7 @@ def test_the_status_of_a_run_with_many_events_leaves_them_to_its_cost(
     monkeypatch.setattr("operate.status._MOST_EVENTS", most)
     assert main(["status", str(stopped), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["goodput"]
-    assert (said == "`runs cost mine` reads its many steps and events") == (most == 1)
+    assert (said == f"`runs cost {stopped}` reads its many steps and events") == (most == 1)
 
 
 def test_it_answers_within_a_second_without_torch_from_any_folder(

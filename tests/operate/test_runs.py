@@ -17,7 +17,7 @@ from contract.stack_names import DESCRIPTIONS
 from operate import control
 from operate.download import download, open_report
 from operate.runs import OperatedRun, find_run
-from operate.status import Sight, _waits_for, cost_of, look, read_status
+from operate.status import Sight, _waits_for, cost_of, list_runs, look, read_status
 from operate.sweeps import find_operated_sweep
 from operate.verify import verify_run
 from stacks.guard.fleet import ON_DEMAND, SpotFleet, StackInstance
@@ -278,3 +278,15 @@ def test_every_page_names_the_tag_that_machines_have() -> None:
     ]
     assert len(found) >= 3
     assert {"".join(each) for each in found} == {named("TrainingStack")}
+
+
+def test_a_run_that_never_began_is_listed_with_what_it_has_cost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its stack is gone: else the dollars of the account's runs are too few."""
+    (tmp_path / "never").mkdir()
+    (tmp_path / "never" / "guard.json").write_bytes(Ledger().to_json())
+    (tmp_path / "empty").mkdir()
+    kept = [OperatedRun(uri=f"{tmp_path}/{name}") for name in ("never", "empty")]
+    monkeypatch.setattr("operate.status.account_runs", lambda: kept)
+    assert [(row["run"], row["state"]) for row in list_runs(None)] == [("never", "interrupted")]

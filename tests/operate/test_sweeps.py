@@ -103,3 +103,17 @@ def test_a_stop_ends_the_jobs_that_are_queued_meanwhile_too(
     batch.when_ended = queue_another
     assert _runs(batch, "stop", capsys)["done"] == "is stopped: 3 jobs have ended"
     assert {job: state.is_over for job, state in batch.jobs.items()} == dict.fromkeys("abcd", True)
+
+
+def test_what_has_finished_is_not_said_to_resume(
+    batch: _Batch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (batch.folder / "jobs.json").unlink()
+    assert main(["resume", str(batch.folder)]) == 0
+    assert capsys.readouterr().out.endswith(" resumes what is unfinished once started again\n")
+    for each in _RUNS:
+        (batch.folder / each.name).mkdir(exist_ok=True)
+        head = json.dumps(_HEAD | {"run_id": each.name, "state": "finished"})
+        (batch.folder / each.name / "head.json").write_text(head)
+    assert main(["resume", str(batch.folder)]) == 2
+    assert "has finished: there is nothing to resume" in capsys.readouterr().err

@@ -40,7 +40,8 @@ def test_fails_for_an_override_that_every_stage_sets_itself() -> None:
     ("pairs", "says"),
     [
         (["epoch=5"], "no field 'epoch'; did you mean 'epochs'. known are seed, num_threads"),
-        (["epochs=many"], "epochs='many' is not a valid int"),
+        (["epochs=many"], "epochs='many' is not a valid int . None; use another value"),
+        (["epochs=41.6"], "'41.6' is not a valid int . None; use whole numbers, and no range"),
         (["learning_rate=nan"], "learning_rate='nan' is not a valid float; use another value"),
         (["learning_rate=inf"], "learning_rate='inf' is not a valid float; use another value"),
         (["deterministic=1"], "is not a valid bool"),

@@ -374,6 +374,11 @@ def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: 
             assert "-c run_id=new -c run_id=old " in line["fix"]
         healthy.aws.client("s3").put_object(**head, Body=b'{"state": "finished"}')
         assert examine(healthy, "run_id=new")["run"][0]["state"] == "ok"
+    own = "npx cdk deploy TrainingStack -c recipe=a -c run_id=old"
+    healthy.aws.client("s3").delete_object(**head)
+    with deployed(healthy, RunUri="s3://my-data/runs/old", DeployCommand=own):
+        (line,) = examine(healthy, "run_id=new", "size=g5.4xlarge")["run"]
+        assert line["fix"].startswith(f"{own}   #"), "not with the options of the new run"
     healthy.aws.client("s3").delete_object(**head)
 
 

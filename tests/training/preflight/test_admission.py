@@ -374,6 +374,11 @@ def test_a_sweep_is_drawn_and_written_for_others_to_train(
             ["--vary=learning_rate=0.1,0.10"],
             "learning_rate-0.1 and learning_rate-0.10 are the same",
         ),
+        (["--vary=epochs=4..64", "--random=3"], "use whole numbers, and no range"),
+        (
+            [f"--vary=learning_rate=0.{'0' * 240}1,0.1"],
+            "has 261 bytes in its name, more than the 255",
+        ),
         (["--vary=epochs=1,2", "--parallel=100000"], "100000 run(s) need"),
     ],
 )

@@ -221,8 +221,9 @@ def writing(path: Path) -> Iterator[None]:
 def refused_file(path: Path, error: OSError) -> StoreError:
     """Return the error of a store for one of a file; only a name too long is so everywhere."""
     if error.errno == errno.ENAMETOOLONG:
+        name = max(path.parts, key=lambda part: len(os.fsencode(part)))
         return LastingError(
-            f"{path.name!r} has {len(os.fsencode(path.name))} bytes, more than this disk takes "
+            f"{name!r} has {len(os.fsencode(name))} bytes, more than this disk takes "
             "in a name (mostly 255), or its path has too many; shorten it"
         )
     return StoreError(f"{path}: {error.strerror or error}")

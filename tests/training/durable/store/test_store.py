@@ -25,6 +25,7 @@ from training.durable.store.protocol import (
     StoreError,
     Upload,
     put_unless_changed,
+    writing,
 )
 from training.durable.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, Body, S3Store
 
@@ -435,3 +436,10 @@ def test_a_body_that_breaks_off_in_tls_is_asked_for_again(
     found = s3.get("a")
     assert found is not None
     assert (found.data, met) == (b"x", [])
+
+
+def test_of_a_path_the_part_that_is_too_long_is_named(tmp_path: Path) -> None:
+    """The file's own name may be short, as sweep.json in a folder with a long name."""
+    path = tmp_path / ("l" * 300) / "sweep.json"
+    with pytest.raises(LastingError, match=f"'{'l' * 300}' has 300 bytes"), writing(path):
+        path.write_bytes(b"{}")
