@@ -128,7 +128,7 @@ def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
         from stacks import sagemaker_command
 
         carry_out(sagemaker_command, sweep.queued.arguments)
-    when = " once started again" * (sweep.queued is None)
+    when = "" if sweep.queued else " once started again"
     return {"run": sweep.id, "done": f"resumes what is unfinished{when}"}
 
 
