@@ -40,11 +40,7 @@ class IntervalChoice:
 
 
 def choose_interval(
-    *,
-    cost_seconds: float,
-    durable_seconds: float,
-    life_seconds: float,
-    epoch_seconds: float | None,
+    *, cost_seconds: float, durable_seconds: float, life_seconds: float, epoch_seconds: float | None
 ) -> IntervalChoice:
     """Return the interval that costs least, within the bounds.
 

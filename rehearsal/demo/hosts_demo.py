@@ -140,11 +140,7 @@ class HostsDemo(Demo):
         self._begin()
 
     def _receipt(
-        self,
-        job: TrainingJob,
-        run: BucketFiles,
-        whole: FolderFiles,
-        resources: Mapping[str, int],
+        self, job: TrainingJob, run: BucketFiles, whole: FolderFiles, resources: Mapping[str, int]
     ) -> dict[str, Any]:
         ours, theirs = read_json(run, RECEIPT) or {}, read_json(whole, RECEIPT) or {}
         num_lines = sum(line["kind"] == "step" for line in read_metrics(run))

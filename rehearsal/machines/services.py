@@ -458,10 +458,7 @@ class SystemdService:
 
 
 async def spawn(
-    words: Sequence[str],
-    folder: Path | str,
-    variables: Mapping[str, str],
-    output: IO[bytes] | int,
+    words: Sequence[str], folder: Path | str, variables: Mapping[str, str], output: IO[bytes] | int
 ) -> asyncio.subprocess.Process:
     """Start a process of the machine, without input, as the leader of a group."""
     return await asyncio.create_subprocess_exec(

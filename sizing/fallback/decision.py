@@ -326,9 +326,7 @@ def decide_market(situation: Situation, history: SpotHistory) -> Decision:
     figures |= {f"usd_{market.replace('-', '_')}": each for market, each in usd.items()}
     expected = ", ".join(f"{name} ${each:.2f}" for name, each in usd.items())
     return Decision(
-        market=_cheapest(hours),
-        reason=f"expected until the end: {expected}",
-        figures=figures,
+        market=_cheapest(hours), reason=f"expected until the end: {expected}", figures=figures
     )
 
 

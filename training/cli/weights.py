@@ -99,12 +99,7 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
     add("--run-uri", required=True, help=RUN_URI)
     add("--checkpoint", help=_CHECKPOINT)
     add("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix")
-    add(
-        "--split",
-        default="validation",
-        choices=SPLITS,
-        help="default: %(default)s",
-    )
+    add("--split", default="validation", choices=SPLITS, help="default: %(default)s")
     add("--stage", help="default: the Train stage that the weights come from")
     add("--scratch", type=Path, help="local folder (default: a temporary one)")
 

@@ -79,11 +79,7 @@ def read_outcome(store: Store, scratch: Path) -> RunOutcome:
 
 def differences(ours: RunOutcome, reference: RunOutcome) -> list[str]:
     """Differences from the uninterrupted run: the first step, evaluation and tensor that differ."""
-    found = [
-        *_first_step(ours, reference),
-        *_first_evaluation(ours, reference),
-        *ours.rules_broken,
-    ]
+    found = [*_first_step(ours, reference), *_first_evaluation(ours, reference), *ours.rules_broken]
     for name in sorted(ours.tensors.keys() | reference.tensors.keys()):
         if name not in ours.tensors or name not in reference.tensors:
             found.append(f"tensor {name!r} is only in one of the runs")

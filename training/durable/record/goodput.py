@@ -177,10 +177,7 @@ def _boot(one: _Machine, until: float) -> None:
 
 
 def _attempt(
-    one: _Machine,
-    attempt: AttemptSummary,
-    limit: float,
-    unsaved: Mapping[int, float | None] | None,
+    one: _Machine, attempt: AttemptSummary, limit: float, unsaved: Mapping[int, float | None] | None
 ) -> bool:
     """Give each second of an attempt its cause; return whether there was a notice by `limit`."""
     began, measured = attempt.began.timestamp(), dict(attempt.seconds_by)

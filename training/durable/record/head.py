@@ -252,10 +252,7 @@ class Head:
         if record["state"] not in get_args(State):
             raise ValueError(f"the state {record['state']!r} is unknown")
         return cls(
-            **record,
-            checkpoints=checkpoints,
-            skipped_steps=skipped,
-            unverified_by=unverified_by,
+            **record, checkpoints=checkpoints, skipped_steps=skipped, unverified_by=unverified_by
         )
 
 
