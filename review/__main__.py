@@ -103,7 +103,10 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
                 raise CannotReview(why)
         head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
-        base = _synthesized_base(repository, commit, folder / "base", options, head)
+        base_name = f"{options.base} at {commit[:9]}"
+        with base_checkout(repository, commit) as checkout:
+            synthesize(checkout, folder / "base", options.context, f"base ({base_name})")
+        base = read_assembly(folder / "base", base_name, head)
     diffs = [
         run_cdk_diff(
             repository,
@@ -116,15 +119,6 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
         if stack in base.stacks
     ]
     return judge(base, head, diffs)
-
-
-def _synthesized_base(
-    repository: Path, commit: str, out: Path, options: argparse.Namespace, head: Side
-) -> Side:
-    name = f"{options.base} at {commit[:9]}"
-    with base_checkout(repository, commit) as checkout:
-        synthesize(checkout, out, options.context, f"base ({name})")
-    return read_assembly(out, name, head)
 
 
 def _as_cloudformation_returns(head: Side) -> dict[str, StackSide]:

@@ -314,9 +314,8 @@ def _require_app(folder: Path, name: str) -> None:
 
 def merge_base(repository: Path, revision: str) -> str:
     """Return the commit where the branch left `revision`; later commits there are not reviewed."""
-    if _run(
-        ["git", "rev-parse", "--verify", "-q", f"{revision}^{{commit}}"], repository
-    ).returncode:
+    command = ["git", "rev-parse", "--verify", "-q", f"{revision}^{{commit}}"]
+    if _run(command, repository).returncode:
         raise CannotReview(
             f"base {revision!r} is not a commit of this repository; use a branch, tag or commit "
             "(a shallow clone may lack it: git fetch --unshallow)"
@@ -370,9 +369,8 @@ def _drift(client: Any, stack: Mapping[str, Any]) -> str:
     """Return how a stack differs from its template; if we may not ask, what was found last."""
     name = {"StackName": stack["StackName"]}
     try:
-        asked = {
-            "StackDriftDetectionId": client.detect_stack_drift(**name)["StackDriftDetectionId"]
-        }
+        started = client.detect_stack_drift(**name)
+        asked = {"StackDriftDetectionId": started["StackDriftDetectionId"]}
         for _ in range(_DRIFT_SECONDS):
             answer = client.describe_stack_drift_detection_status(**asked)
             if answer["DetectionStatus"] != "DETECTION_IN_PROGRESS":

@@ -21,6 +21,7 @@ _CONTENTS: Mapping[Name, str] = {
     "RUN_URI": "a run's checkpoints are in the old bucket, and its next attempt finds none of them",
     "DATASET_URI": "the dataset is in the old bucket, and the next attempt does not find it",
 }
+_GONE = ("replaced", "removed")
 # Resources in use by a running instance: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
 # The Guard's limits and how each is worded; 0 dollars or hours of waiting mean no limit.
@@ -66,7 +67,7 @@ def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[
 
 def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
     """Yield the effects of a bucket that is removed."""
-    if change.action in ("replaced", "removed"):
+    if change.action in _GONE:
         for name, content in _CONTENTS.items():
             uris = (read_run_env(stack).get(name, "") for stack in base.stacks.values())
             if any(change.logical_id in uri for uri in uris):
@@ -86,12 +87,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
                 "**The kind of fleet changes**: a new one starts its machine, then that of "
                 f"{fleet.path} is {_SHUT_DOWN}. The new one resumes from there."
             )
-    again = {
-        each.type
-        for each in fleets
-        if each.action not in ("replaced", "removed") and _requests(each)
-    }
-    for type_name in again:
+    for type_name in {each.type for each in fleets if each.action not in _GONE and _requests(each)}:
         # An update sends TargetCapacity again, and a new fleet has it from the start.
         yield _AGAIN[type_name]
         if has_deadline(head) and type_name == SPOT_FLEET:
@@ -110,7 +106,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
     for queue in changes:
-        if queue.type == "AWS::Batch::JobQueue" and queue.action in ("replaced", "removed"):
+        if queue.type == "AWS::Batch::JobQueue" and queue.action in _GONE:
             yield (
                 f"**The queue {queue.path} is {queue.action}, and Batch ends its jobs**: before "
                 "the deploy, `runs stop` each sweep, which saves; after it, `runs resume`."
@@ -259,8 +255,7 @@ def _key(side: StackSide) -> str:
 
 
 def _gpus(side: StackSide) -> str:
-    data = next(iter(side.launch_templates), {})
-    size = str(data.get("InstanceType", ""))
+    size = str(next(iter(side.launch_templates), {}).get("InstanceType", ""))
     known = catalogue.instances().get(size)
     return f"{known.num_gpus} x {known.gpu}" if known else size
 
@@ -270,16 +265,14 @@ def _surroundings(changes: Sequence[Change], is_new_run: bool) -> Iterator[str]:
         # A run's role and security group go with its fleet.
         if is_new_run and change.action == "removed":
             continue
-        if change.type in _HELD and change.action in ("replaced", "removed"):
+        if change.type in _HELD and change.action in _GONE:
             yield (
                 f"**{change.path} is {change.action}** while a running instance is in it: "
                 "CloudFormation cannot delete the old one until it terminates. Set the fleet "
                 "to zero first (-c target_capacity=0)."
             )
         is_instances = re.search(r"InstanceRole|InstanceProfile", change.path)
-        if change.type == "AWS::IAM::Role" and is_instances and change.action in (
-            "replaced", "removed",
-        ):  # fmt: skip
+        if change.type == "AWS::IAM::Role" and is_instances and change.action in _GONE:
             yield f"**The instance role is {change.action}** under a running trainer: {_SSM}."
         elif change.type == "AWS::IAM::Policy" and is_instances and change.action != "added":
             yield "The instance role's policy changes for the running trainer too, at once."
