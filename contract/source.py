@@ -46,8 +46,9 @@ def find_files(source: Path) -> list[Path]:
             raise UserError(f"source has {os.fsencode(path)!r}, whose name is not UTF-8; rename it")
     secrets = [str(path) for path in paths if _is_secret(path)]
     if secrets:
+        verb = "is a" if len(secrets) == 1 else "are"
         raise UserError(
-            f"source has {', '.join(secrets[:3])}, which by name {_is_or_are(secrets)} secret and "
+            f"source has {', '.join(secrets[:3])}, which by name {verb} secret and "
             "would be stored in S3 with the code; move it out of the folder or add it to "
             ".gitignore, and let your code read secrets from AWS Secrets Manager"
         )
@@ -92,10 +93,6 @@ def empty_folders(source: Path, paths: Sequence[Path]) -> list[Path]:
             if not top.is_symlink() and (is_ignored or not _is_ignored(top)):
                 found += [Path(each) for each, names, _ in os.walk(top) if not names]
     return [folder.relative_to(source) for folder in found]
-
-
-def _is_or_are(names: list[str]) -> str:
-    return "is a" if len(names) == 1 else "are"
 
 
 def _is_secret(path: Path) -> bool:
