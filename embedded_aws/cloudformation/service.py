@@ -180,8 +180,7 @@ class CloudFormation:
             stack.on_failure = change_set.on_stack_failure
         # Executing one change set makes the others obsolete.
         stack.change_sets.clear()
-        is_new = change_set.type == "CREATE"
-        self._carry_out(request, stack, change_set.plan, {}, creating=is_new)
+        self._carry_out(request, stack, change_set.plan, {}, creating=change_set.type == "CREATE")
         return {}
 
     def delete_change_set(self, request: Request) -> Response:
@@ -194,12 +193,8 @@ class CloudFormation:
 
     def find_change_set(self, request: Request) -> tuple[Stack, ChangeSet]:
         """Return the change set that a request names, by its ARN or by its name and stack."""
-        wanted = request["ChangeSetName"]
-        stacks = (
-            [self.engine.find(request["StackName"])]
-            if request.get("StackName")
-            else list(self.engine.stacks.values())
-        )
+        wanted, name = request["ChangeSetName"], request.get("StackName")
+        stacks = [self.engine.find(name)] if name else list(self.engine.stacks.values())
         for stack in stacks:
             for change_set in stack.change_sets.values():
                 if wanted in (change_set.name, change_set.id):

@@ -79,6 +79,7 @@ class HostsDemo(Demo):
     def _submit(self, run: BucketFiles) -> TrainingJob:
         """Create the job by our own command."""
         stacks, trained, options = self.stacks, self.trained, self.options
+        bucket = stacks.output(DATASET, "DatasetBucketName")
         pairs = [
             f"checkpoint-interval={self.context['train.checkpoint_interval']}",
             f"lease-ttl-seconds={self.context['train.lease_ttl_seconds']}",
@@ -92,10 +93,7 @@ class HostsDemo(Demo):
             *("--instance-type", f"ml.{options.size}", "--max-hours", "1", "--image", _IMAGE),
             *("--role", stacks.output(SWEEPS, "SweepRole")),
             *("--run-uri", f"s3://{run.bucket}/{run.prefix}"),
-            *(
-                "--dataset-uri",
-                f"s3://{stacks.output(DATASET, 'DatasetBucketName')}/{trained.dataset}",
-            ),
+            *("--dataset-uri", f"s3://{bucket}/{trained.dataset}"),
             *(word for pair in pairs for word in ("--hyperparameter", pair)),
         ).expect()
         self._acted = time.monotonic()
@@ -143,12 +141,10 @@ class HostsDemo(Demo):
         self, job: TrainingJob, run: BucketFiles, whole: FolderFiles, resources: Mapping[str, int]
     ) -> dict[str, Any]:
         ours, theirs = read_json(run, RECEIPT) or {}, read_json(whole, RECEIPT) or {}
-        num_lines = sum(line["kind"] == "step" for line in read_metrics(run))
-        lost = num_lines - len(read_steps(run))
+        lost = sum(line["kind"] == "step" for line in read_metrics(run)) - len(read_steps(run))
         starts, network = job.num_starts, job.network
         assert network is not None
-        is_isolated = network.is_isolated
-        place = "in network namespaces" if is_isolated else "on one loopback, as processes"
+        place = "in network namespaces" if network.is_isolated else "on one loopback, as processes"
         return {
             "resources": sum(resources.values()),
             "workload": ours["workload"],

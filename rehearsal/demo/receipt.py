@@ -162,16 +162,15 @@ def _workload_facts(
     resumes = [line for line in read_metrics(files) if line["kind"] == "resume"]
     # By machine: the steps that it did and committed after the first commit in its notice.
     gained = {e["instance_id"]: int(e["gained_steps"]) for e in events if "gained_steps" in e}
-    interruptions = []
-    for each in rehearsed.run.interruptions:
-        interruptions.append(
-            {
-                "what": f"{_kind(each)} {where(each.planned.stage, each.reached)}",
-                **_seen(each),
-                "gained_steps": gained.get(each.life.instance.id, 0),
-                "steps_lost": steps_lost(each, resumes),
-            }
-        )
+    interruptions = [
+        {
+            "what": f"{_kind(each)} {where(each.planned.stage, each.reached)}",
+            **_seen(each),
+            "gained_steps": gained.get(each.life.instance.id, 0),
+            "steps_lost": steps_lost(each, resumes),
+        }
+        for each in rehearsed.run.interruptions
+    ]
     lost = sum(item["steps_lost"] for item in interruptions)
     return results(files, rehearsed.reference, ours, theirs, interruptions, lost)
 
