@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # opacus 1.6.0: with clipping="adaptive", the bound that it adapts, and scales its noise by, is not
 # in what save_checkpoint() writes. A resumed training clips and adds noise by the first bound
-# again; epsilon, which does not depend on it, is the same, so nothing tells. Setting the
-# optimizer's `max_grad_norm` by hand brings it back.
+# again; epsilon, which does not depend on it, is the same, so nothing tells.
 # Seen: after 10 epochs the bound was 0.3035, after a resume 10.0: 33 times the noise in each step;
 # after 5 more epochs 0.4784 instead of 0.1768, epsilon 9.7312 in both.
 set -o errexit -o nounset -o pipefail
