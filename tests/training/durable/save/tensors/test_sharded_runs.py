@@ -83,6 +83,8 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
 
 
 @pytest.mark.slow  # blocks stand above; both precisions are recipes of the torture
+# Torch's compiler asks a gathered parameter for it, and hides the warning from others.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     "option", ["precision=bfloat16", "precision=float16", "compile_mode=default"]
 )
