@@ -68,8 +68,7 @@ def chart(curves: Sequence[Curve], *, y_label: str, marks: Sequence[float] = ())
     data = {"curves": [_drawn(curve, most) for curve in curves], "marks": list(marks)}
     text = json.dumps(data | {"x_label": "step", "y_label": y_label}, allow_nan=False)
     # No text of a run may close the script element that contains it.
-    text = text.replace("<", "\\u003c")
-    return f'<div class="chart"><script type="application/json">{text}</script></div>'
+    return f'<div class="chart"><script type="application/json">{_in_script(text)}</script></div>'
 
 
 def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
@@ -122,6 +121,10 @@ def _confused(row: Sequence[str]) -> str:
         for cell, count in zip(row[1:], counts, strict=True)
     )
     return _cells(row[:1]) + "".join(shaded)
+
+
+def _in_script(text: str) -> str:
+    return text.replace("<", "\\u003c")
 
 
 def _drawn(curve: Curve, most: int) -> dict[str, Any]:
