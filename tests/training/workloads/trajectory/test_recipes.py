@@ -24,6 +24,7 @@ CHECKPOINT_INTERVAL = "2epochs"
 # each split).
 SMALLER = {
     # Whole, but for the number of clips.
+    "demo": ((), 132),
     "laptop": ((), 100),
     # Weights cannot be fetched in a test, and 4 threads are more than a small machine has.
     "reference": (("weights=random", "num_threads=1", "num_shards=4", "baselines=true"), 100),
