@@ -328,7 +328,7 @@ def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_pat
         answer = guarded.tick()
     finally:
         machine.kill()
-    assert answer["action"] == "to-zero"
+    assert answer["action"] == "to-zero, terminate"  # nothing of it would end it
     assert answer["reason"].startswith("no heartbeat for 24")
     assert guarded.capacity == (0, 0)
 
