@@ -7,6 +7,8 @@ from pathlib import Path
 
 from contract.errors import UserError
 
+# Of one name on a disk: ext4, and XFS, which the machines' data volumes have.
+MOST_NAME_BYTES = 255
 # Brands of ISO/IEC 23008-12, annex B: images in HEVC, after the four bytes "ftyp".
 HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import Exit, UserError
+from contract.file_names import MOST_NAME_BYTES
 from contract.keys import ARTIFACTS, RECEIPT, SWEEP
 from contract.readable import table
 from contract.sweep import Sweep, drawn_runs
@@ -111,10 +112,11 @@ def _asked(options: argparse.Namespace) -> Sweep:
     for run in runs:
         # Refuse invalid values now, not in the last run after hours, and equal ones: 0.1,0.10.
         config = resolve_config(workload, options.recipe, parse_overrides(run.overrides))
-        if (size := len(f"{run.name}.log".encode())) > 255 and not options.write_only:
+        size = len(f"{run.name}.log".encode())
+        if size > MOST_NAME_BYTES and not options.write_only:
             raise UserError(
-                f"the log {run.name[:60]}... has {size} bytes in its name, more than the 255 of a "
-                "disk; vary fewer fields, or give shorter values"
+                f"the log {run.name[:60]}... has {size} bytes in its name, more than the "
+                f"{MOST_NAME_BYTES} of a disk; vary fewer fields, or give shorter values"
             )
         if (same := first.setdefault(json.dumps(recorded(config)), run.name)) != run.name:
             raise UserError(f"the runs {same} and {run.name} are the same; give each value once")

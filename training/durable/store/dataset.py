@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from contract.errors import UserError
+from contract.file_names import MOST_NAME_BYTES
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.durable.dataset_output import FinishedFiles, FolderOutput, Output, locked_folder
@@ -56,8 +57,6 @@ from training.durable.store.local_dataset import (
 from training.durable.store.protocol import Store, StoreError, writing
 from training.durable.store.transfer import FAST, PART_BYTES, new_hash, num_parts, run_all, write_at
 
-# Of one name in XFS, which the machines' data volumes have.
-_MOST_NAME_BYTES = 255
 _BLOCK_BYTES = 4096  # of a file system: what a small file takes
 
 
@@ -210,10 +209,10 @@ def _refuse_long_keys(uri: str, files: Sequence[Entry]) -> None:
 
 def _refuse_long_names(uri: str, files: Sequence[Entry]) -> None:
     for part in (part for entry in files for part in entry["name"].split("/")):
-        if (size := len(part.encode())) > _MOST_NAME_BYTES:
+        if (size := len(part.encode())) > MOST_NAME_BYTES:
             raise UserError(
                 f"{uri} has a file whose name, {part[:40]}..., is {size} bytes long, and a disk "
-                f"takes {_MOST_NAME_BYTES}; upload it under a shorter name"
+                f"takes {MOST_NAME_BYTES}; upload it under a shorter name"
             )
 
 
